@@ -1,0 +1,76 @@
+#include "base/hash.h"
+
+#include <openssl/evp.h>
+#include <xxh_x86dispatch.h>  // Picks SSE2, AVX2 or AVX-512 at run time; defines XXH3_* as the dispatching calls.
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/assert.h"
+
+namespace terrace {
+
+struct Sha256::Impl {
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  ~Impl() { EVP_MD_CTX_free(context); }
+};
+
+Sha256::Sha256() : impl_(std::make_unique<Impl>()) {
+  TERRACE_ASSERT(EVP_DigestInit_ex(impl_->context, EVP_sha256(), nullptr) == 1);
+}
+Sha256::~Sha256() = default;
+
+void Sha256::Update(std::span<const std::byte> bytes) {
+  TERRACE_ASSERT(EVP_DigestUpdate(impl_->context, bytes.data(), bytes.size()) == 1);
+}
+void Sha256::Update(std::string_view bytes) { Update(std::as_bytes(std::span(bytes))); }
+
+Digest Sha256::Finish() {
+  Digest digest;
+  TERRACE_ASSERT(EVP_DigestFinal_ex(impl_->context, digest.bytes.data(), nullptr) == 1);
+  return digest;
+}
+
+Digest Sha256Of(std::string_view bytes) {
+  Sha256 hash;
+  hash.Update(bytes);
+  return hash.Finish();
+}
+
+uint64_t Xxh3_64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+Hash128 Xxh3_128(std::span<const std::byte> bytes) {
+  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
+  return {h.low64, h.high64};
+}
+
+SegmentHashes HashSegments(std::span<const std::byte> bytes) {
+  SegmentHashes hashes;
+  hashes.reserve((bytes.size() + kSegmentBytes - 1) / kSegmentBytes);
+  for (size_t at = 0; at < bytes.size(); at += kSegmentBytes) {
+    hashes.push_back(Xxh3_64(bytes.subspan(at, std::min(kSegmentBytes, bytes.size() - at))));
+  }
+  return hashes;
+}
+
+SegmentHashes CopyAndHash(std::span<const std::byte> from, std::span<std::byte> to) {
+  TERRACE_ASSERT(from.size() == to.size());
+  // A block of 16 KiB stays in a 32 KiB first-level cache between the copy and the hash.
+  constexpr size_t kBlockBytes = 16 << 10;
+  SegmentHashes hashes;
+  hashes.reserve((from.size() + kSegmentBytes - 1) / kSegmentBytes);
+  alignas(64) XXH3_state_t state;
+  for (size_t segment = 0; segment < from.size(); segment += kSegmentBytes) {
+    const size_t end = std::min(from.size(), segment + kSegmentBytes);
+    XXH3_64bits_reset(&state);
+    for (size_t at = segment; at < end; at += kBlockBytes) {
+      const size_t n = std::min(kBlockBytes, end - at);
+      std::memcpy(to.data() + at, from.data() + at, n);
+      XXH3_64bits_update(&state, to.data() + at, n);
+    }
+    hashes.push_back(XXH3_64bits_digest(&state));
+  }
+  return hashes;
+}
+
+}  // namespace terrace
