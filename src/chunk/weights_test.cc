@@ -1,0 +1,69 @@
+// Would catch: a digest that misses a change anywhere in the file, a cached digest used for other bytes, a start that waits for the hash.
+#include "chunk/weights.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/hash.h"
+
+namespace terrace {
+namespace {
+
+class Weights : public testing::Test {
+ protected:
+  Weights() : dir_(std::filesystem::temp_directory_path() / ("weights_test." + std::to_string(getpid()))) {
+    std::filesystem::create_directories(dir_);
+  }
+  ~Weights() override { std::filesystem::remove_all(dir_); }
+  std::string Path(const std::string& name) const { return dir_ / name; }
+  static void Write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+  const std::filesystem::path dir_;
+};
+
+TEST_F(Weights, DigestIsThatOfAllBytes) {
+  const std::string bytes(9 << 20, 'w');
+  Write(Path("m.gguf"), bytes);
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), "")->Wait().value(), Sha256Of(bytes));
+}
+
+TEST_F(Weights, SecondStartTakesTheCacheAndAChangedFileDoesNot) {
+  Write(Path("m.gguf"), "first");
+  const std::string cache = Path("cache");
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), cache)->Wait().value(), Sha256Of("first"));
+  // Make the cached value recognisable: the second start must show it.
+  ASSERT_EQ(std::distance(std::filesystem::directory_iterator(cache), {}), 1);
+  const Digest marker = Sha256Of("marker");
+  Write(std::filesystem::directory_iterator(cache)->path(), marker.Hex() + "\n");
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), cache)->Wait().value(), marker);
+
+  Write(Path("m.gguf"), "secnd");  // Same size, same inode: times tell.
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), cache)->Wait().value(), Sha256Of("secnd"));
+}
+
+TEST_F(Weights, ATornCacheEntryIsComputedAnew) {
+  Write(Path("m.gguf"), "bytes");
+  const std::string cache = Path("cache");
+  WeightsDigest::Start(Path("m.gguf"), cache)->Wait().value();
+  Write(std::filesystem::directory_iterator(cache)->path(), Sha256Of("bytes").Hex().substr(0, 30));
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), cache)->Wait().value(), Sha256Of("bytes"));
+}
+
+TEST_F(Weights, CacheThatCannotBeWrittenCostsNothingButTime) {
+  Write(Path("m.gguf"), "bytes");
+  Write(Path("file"), "");
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), Path("file") + "/cache")->Wait().value(), Sha256Of("bytes"));
+}
+
+TEST_F(Weights, MissingFileIsAnErrorThatNamesIt) {
+  const auto digest = WeightsDigest::Start(Path("none.gguf"), "");
+  const auto result = digest->Wait();
+  ASSERT_FALSE(result);
+  EXPECT_NE(result.error().what.find("none.gguf"), std::string::npos);
+  EXPECT_EQ(digest->Get(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace terrace

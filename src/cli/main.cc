@@ -1,0 +1,68 @@
+// The program's only main: picks a verb and hands it the rest.
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/config.h"
+#ifdef TERRACE_WITH_ENGINE
+#include "engine/serve.h"
+#endif
+#include "router/router.h"
+#include "terrace/version.h"
+
+namespace terrace {
+namespace {
+
+struct Verb {
+  const char* name;
+  int (*run)(const std::vector<std::string>& args);
+  const char* summary;
+};
+
+constexpr std::array kVerbs = {
+#ifdef TERRACE_WITH_ENGINE
+    Verb{"serve", RunServe, "serve a GGUF model over OpenAI's API, its KV in tiers"},
+#endif
+    Verb{"router", RunRouter, "one OpenAI-compatible entry to several instances"},
+};
+
+int Usage(std::FILE* out, int code) {
+  std::fprintf(out, "usage: terrace VERB [--help]\n\n");
+  for (const Verb& verb : kVerbs) std::fprintf(out, "  %-8s %s\n", verb.name, verb.summary);
+  std::fprintf(out, "\n  --version\n");
+  return code;
+}
+
+int Main(const std::vector<std::string>& args) {
+  if (args.empty()) return Usage(stderr, 2);
+  const std::string& name = args[0];
+  if (name == "--help" || name == "-h" || name == "help") return Usage(stdout, 0);
+  if (name == "--version") {
+    std::printf("terrace %s\n", kVersion);
+    return 0;
+  }
+  std::vector<std::string> known;
+  for (const Verb& verb : kVerbs) {
+    if (name == verb.name) return verb.run({args.begin() + 1, args.end()});
+    known.emplace_back(verb.name);
+  }
+  const auto nearest = config::Nearest(name, known);
+  std::fprintf(stderr, "terrace: unknown verb \"%s\"%s\n", name.c_str(),
+               nearest ? ("; did you mean \"" + *nearest + "\"?").c_str() : "; terrace --help lists them");
+  return 2;
+}
+
+}  // namespace
+}  // namespace terrace
+
+int main(int argc, char** argv) {
+  try {
+    return terrace::Main({argv + 1, argv + argc});
+  } catch (const std::exception& e) {  // Third-party code only; ours returns errors.
+    std::fprintf(stderr, "terrace: internal error: %s\n", e.what());
+    return 1;
+  }
+}
