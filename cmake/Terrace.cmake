@@ -10,7 +10,8 @@ target_compile_options(terrace_options INTERFACE -fno-omit-frame-pointer)
 target_link_libraries(terrace_options INTERFACE Threads::Threads)
 if(TERRACE_DEVELOPER)
   target_compile_options(terrace_options INTERFACE -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-    -Wno-sign-conversion -Wold-style-cast -Wnon-virtual-dtor)
+    -Wno-sign-conversion -Wold-style-cast -Wnon-virtual-dtor
+    -Wno-missing-field-initializers)  # Options are structs named member by member; what is left out has its default.
 endif()
 if(TERRACE_SANITIZE)
   target_compile_options(terrace_options INTERFACE -fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -g1)

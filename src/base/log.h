@@ -9,6 +9,10 @@
 #include <string_view>
 #include <type_traits>
 
+namespace terrace {
+class Clock;
+}
+
 namespace terrace::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError };
@@ -50,8 +54,9 @@ void Info(std::string_view event, std::initializer_list<Field> fields = {});
 void Warn(std::string_view event, std::initializer_list<Field> fields = {});
 void Error(std::string_view event, std::initializer_list<Field> fields = {});
 
-// Where lines go (without the newline) and from which level on. Null: nowhere. Call before threads start.
-void SetSink(std::function<void(Level, std::string_view line)> sink, Level min_level = Level::kInfo);
+// Where lines go (without the newline) and from which level on; called from any thread, several at once. Null: nowhere. `clock` must
+// outlive the last line; null is the system's. Call before threads start.
+void SetSink(std::function<void(Level, std::string_view line)> sink, Level min_level = Level::kInfo, const Clock* clock = nullptr);
 void LogToStderr(Level min_level = Level::kInfo);
 
 }  // namespace terrace::log

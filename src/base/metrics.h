@@ -63,6 +63,7 @@ class Metrics {
 
  private:
   struct Family;
+  Family& GetFamily(const std::string& name, const std::string& help, const char* type);  // With mutex_ held.
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Family>> families_;  // Guarded by mutex_; metrics inside are atomic.
 };

@@ -1,0 +1,510 @@
+#include "base/config.h"
+
+#include <sys/stat.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/log.h"
+
+namespace terrace::config {
+namespace {
+
+// A file larger than this is not a configuration.
+constexpr size_t kFileBytesMax = 1 << 20;
+
+// Options that every schema has.
+const std::vector<Option>& CommonOptions() {
+  static const std::vector<Option> options = {
+      {.name = "config", .help = "YAML file with the same names as the flags", .metavar = "FILE"},
+      {.name = "print-config", .type = Type::kBool, .help = "Show every value and where it comes from, then exit"},
+      {.name = "help", .type = Type::kBool, .help = "Show this, then exit"},
+  };
+  return options;
+}
+
+std::string Quoted(std::string_view text) { return '"' + std::string(text) + '"'; }
+
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+std::string Replaced(std::string_view text, char from, char to) {
+  std::string out(text);
+  std::replace(out.begin(), out.end(), from, to);
+  return out;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const auto blank = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
+  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+std::string Joined(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string out;
+  for (const std::string& part : parts) {
+    if (!out.empty()) out += separator;
+    out += part;
+  }
+  return out;
+}
+
+std::string EnvironmentName(std::string_view option_name) {
+  std::string name = "TERRACE_";
+  for (const char c : option_name) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+struct Unit {
+  std::string_view name;
+  uint64_t factor;
+};
+
+// "1.5 GiB" with the units given, "" being the unit of a bare number. Nothing if it is not such a number or more than `most`.
+std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Unit> units, uint64_t most) {
+  text = Trimmed(text);
+  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::string unit_name = Lower(Trimmed(text.substr(digits)));
+  const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return Lower(u.name) == unit_name; });
+  if (unit == units.end()) return std::nullopt;
+  const char* end = text.data() + digits;
+  uint64_t whole = 0;
+  const auto [at, code] = std::from_chars(text.data(), end, whole);
+  if (code != std::errc()) return std::nullopt;
+  if (at == end) {
+    if (whole > most / unit->factor) return std::nullopt;
+    return whole * unit->factor;
+  }
+  double number = 0;
+  const auto [number_end, number_code] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  if (number_code != std::errc() || number_end != end) return std::nullopt;
+  const double value = number * static_cast<double>(unit->factor);
+  if (!(value < static_cast<double>(most))) return std::nullopt;
+  return static_cast<uint64_t>(value + 0.5);
+}
+
+std::optional<int64_t> ParseInt(std::string_view text) {
+  text = Trimmed(text);
+  int64_t value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// What is wrong with `value` for this option, or nothing. Never shows a secret.
+std::optional<std::string> Complaint(const Option& option, const std::string& value) {
+  switch (option.type) {
+    case Type::kText:
+    case Type::kSecret:
+    case Type::kTextList:
+      return std::nullopt;
+    case Type::kBool:
+      if (const auto parsed = ParseBool(value); !parsed) return parsed.error().what;
+      return std::nullopt;
+    case Type::kInt:
+      if (!ParseInt(value)) return Quoted(value) + " is not a whole number";
+      return std::nullopt;
+    case Type::kBytes:
+      if (const auto parsed = ParseBytes(value); !parsed) return parsed.error().what;
+      return std::nullopt;
+    case Type::kDuration:
+      if (const auto parsed = ParseDurationMs(value); !parsed) return parsed.error().what;
+      return std::nullopt;
+    case Type::kChoice:
+      if (std::find(option.choices.begin(), option.choices.end(), value) == option.choices.end()) {
+        return Quoted(value) + " is none of " + Joined(option.choices, ", ");
+      }
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Edits from one to the other: insert, remove, replace a character.
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// "ram" of "ram-size": the first words of the other name.
+bool FirstWords(std::string_view shorter, std::string_view longer) {
+  return longer.size() > shorter.size() && longer.starts_with(shorter) && longer[shorter.size()] == '-';
+}
+
+Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  const auto failed = [&] {
+    const int error = errno;
+    return Fail(Code::kIo, "cannot read --config " + path + ": " + std::strerror(error), error);
+  };
+  if (file == nullptr) return failed();
+  struct stat status {};
+  if (fstat(fileno(file.get()), &status) != 0) return failed();
+  *others_may_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
+  std::string text(kFileBytesMax + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return failed();
+  if (text.size() > kFileBytesMax) return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
+  return text;
+}
+
+}  // namespace
+
+// The sources of one Load, each read into values that say where they come from; then the best one of each option wins.
+struct Loader {
+  struct Given {
+    std::string value;
+    std::string where;  // "flag --ram", "env TERRACE_RAM", "file node.yaml:3".
+  };
+  using GivenMap = std::map<std::string, Given, std::less<>>;
+
+  explicit Loader(const Schema& schema) : options(schema.options) {
+    options.insert(options.end(), CommonOptions().begin(), CommonOptions().end());
+  }
+
+  const Option* Find(std::string_view name) const {
+    const auto found = std::find_if(options.begin(), options.end(), [&](const Option& o) { return o.name == name; });
+    return found == options.end() ? nullptr : &*found;
+  }
+
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const Option& option : options) names.push_back(option.name);
+    return names;
+  }
+
+  Result<void> ReadFlags(const std::vector<std::string>& args) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      const std::string& arg = args[i];
+      if (!arg.starts_with("--")) {
+        // Any other flag would have taken it as its value.
+        const bool follows_bool = i > 0 && args[i - 1].starts_with("--") && args[i - 1].find('=') == std::string::npos;
+        const std::string hint = follows_bool ? "; did you mean " + args[i - 1] + "=" + arg + "?" : "; see --help";
+        return Fail(Code::kInvalid, "unexpected argument " + Quoted(arg) + hint);
+      }
+      const size_t equals = arg.find('=');
+      const std::string name = arg.substr(2, equals == std::string::npos ? equals : equals - 2);
+      const Option* option = Find(name);
+      if (option == nullptr) {
+        const auto nearest = Nearest(name, Names());
+        return Fail(Code::kInvalid, "unknown flag --" + name + (nearest ? "; did you mean --" + *nearest + "?" : "; see --help"));
+      }
+      std::string value;
+      if (equals != std::string::npos) {
+        value = arg.substr(equals + 1);
+      } else if (option->type == Type::kBool) {
+        value = "true";
+      } else if (i + 1 < args.size() && !args[i + 1].starts_with("--")) {
+        value = args[++i];
+      } else {
+        return Fail(Code::kInvalid, "--" + name + " needs a value");
+      }
+      Given& given = flags[name];
+      // Lists grow with each flag; of anything else the last flag counts, so that a caller can override what a script passes.
+      const bool grows = option->type == Type::kTextList && !given.where.empty();
+      given = {grows ? given.value + "," + value : value, "flag --" + name};
+    }
+    return {};
+  }
+
+  // An empty variable counts as not set: that is how shells and container files switch one off.
+  void ReadEnvironment(const std::function<std::optional<std::string>(const std::string&)>& get) {
+    for (const Option& option : options) {
+      for (const std::string& variable : {EnvironmentName(option.name), option.environment}) {
+        if (variable.empty() || environment.contains(option.name)) continue;
+        const std::optional<std::string> value = get(variable);
+        if (value && !value->empty()) environment[option.name] = {*value, "env " + variable};
+      }
+    }
+  }
+
+  Result<void> ReadYaml(const std::string& path) {
+    bool others_may_read = false;
+    const Result<std::string> text = ReadFile(path, &others_may_read);
+    if (!text) return tl::unexpected(text.error());
+    try {
+      const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
+      if (documents.size() > 1) return Fail(Code::kInvalid, path + ": more than one YAML document");
+      if (documents.empty() || documents[0].IsNull()) return {};
+      if (!documents[0].IsMap()) {
+        return Fail(Code::kInvalid, At(path, documents[0]) + ": expected `name: value` lines");
+      }
+      for (const auto& pair : documents[0]) {
+        if (const Result<void> read = ReadPair(path, pair.first, pair.second); !read) return read;
+      }
+    } catch (const YAML::Exception& error) {  // The edge: yaml-cpp reports by exception.
+      return Fail(Code::kInvalid, path + ":" + std::to_string(error.mark.line + 1) + ": " + error.msg);
+    }
+    for (const Option& option : options) {
+      if (option.type == Type::kSecret && file.contains(option.name) && others_may_read) {
+        log::Warn("config_secret_readable", {{"file", path}, {"option", option.name}, {"remedy", "chmod 600 " + path}});
+      }
+    }
+    return {};
+  }
+
+  Result<void> ReadPair(const std::string& path, const YAML::Node& key_node, const YAML::Node& node) {
+    if (!key_node.IsScalar()) return Fail(Code::kInvalid, At(path, key_node) + ": a name must be plain text");
+    const std::string& key = key_node.Scalar();
+    const std::string name = Replaced(key, '_', '-');
+    const Option* option = Find(name);
+    if (option == nullptr || Common(name)) {
+      std::vector<std::string> names = Names();
+      std::erase_if(names, [](const std::string& n) { return Common(n); });
+      const auto nearest = Nearest(name, names);
+      const std::string hint = nearest ? "; did you mean " + Quoted(Replaced(*nearest, '-', '_')) + "?" : "; see --help";
+      return Fail(Code::kInvalid, At(path, key_node) + ": unknown key " + Quoted(key) + hint);
+    }
+    const std::string where = "file " + At(path, key_node);
+    if (const auto earlier = file.find(name); earlier != file.end()) {
+      return Fail(Code::kInvalid, At(path, key_node) + ": " + Quoted(key) + " is set a second time (first: " +
+                                      earlier->second.where.substr(5) + "); remove one");
+    }
+    if (option->type == Type::kTextList && node.IsSequence()) {
+      std::vector<std::string> items;
+      for (const YAML::Node& item : node) {
+        if (!item.IsScalar() || item.Scalar().find(',') != std::string::npos) {
+          return Fail(Code::kInvalid, At(path, item) + ": " + key + ": an item must be text without a comma");
+        }
+        items.push_back(item.Scalar());
+      }
+      file[name] = {Joined(items, ","), where};
+      return {};
+    }
+    if (!node.IsScalar()) {
+      const char* found = node.IsMap() ? "a map" : node.IsSequence() ? "a list" : "nothing";
+      return Fail(Code::kInvalid, At(path, key_node) + ": " + key + ": expected one value, found " + found);
+    }
+    file[name] = {node.Scalar(), where};
+    return {};
+  }
+
+  Result<void> Resolve(Values* values) const {
+    for (const Option& option : options) {
+      if (Common(option.name)) continue;
+      Values::Entry entry{option, option.default_value, Origin::kDefault, "default"};
+      const std::pair<const GivenMap*, Origin> sources[] = {
+          {&flags, Origin::kFlag}, {&environment, Origin::kEnvironment}, {&file, Origin::kFile}};
+      for (const auto& [given, origin] : sources) {
+        const auto found = given->find(option.name);
+        if (found == given->end()) continue;
+        if (const auto complaint = Complaint(option, found->second.value)) {
+          // "flag --ram" and "env TERRACE_RAM" name the option; a file's place does not.
+          const std::string& where = found->second.where;
+          const std::string place = where.substr(where.find(' ') + 1);
+          return Fail(Code::kInvalid, place + ": " + (origin == Origin::kFlag ? "" : option.name + ": ") + *complaint);
+        }
+        if (entry.origin == Origin::kDefault) entry = {option, found->second.value, origin, found->second.where};
+      }
+      if (entry.origin == Origin::kDefault && !option.default_value.empty()) {
+        TERRACE_ASSERT(!Complaint(option, option.default_value));
+      }
+      values->entries_[option.name] = std::move(entry);
+    }
+    return {};
+  }
+
+  Result<void> CheckRequired(const Values& values) const {
+    for (const Option& option : options) {
+      if (!option.required || (values.IsSet(option.name) && !values.Find(option.name).value.empty())) continue;
+      return Fail(Code::kInvalid, "--" + option.name + " is needed: " + option.help);
+    }
+    return {};
+  }
+
+  static bool Common(std::string_view name) {
+    return std::any_of(CommonOptions().begin(), CommonOptions().end(), [&](const Option& o) { return o.name == name; });
+  }
+  static std::string At(const std::string& path, const YAML::Node& node) {
+    return path + ":" + std::to_string(node.Mark().line + 1);
+  }
+
+  std::vector<Option> options;  // The schema's, then the common ones.
+  GivenMap flags, environment, file;
+};
+
+Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
+                    const std::function<std::optional<std::string>(const std::string&)>& environment) {
+  Parsed parsed;
+  // Help comes first: somebody who asks for it may have got the rest wrong.
+  parsed.help = std::any_of(args.begin(), args.end(), [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
+  if (parsed.help) return parsed;
+
+  Loader loader(schema);
+  if (const Result<void> read = loader.ReadFlags(args); !read) return tl::unexpected(read.error());
+  loader.ReadEnvironment(environment);
+  for (const Loader::GivenMap* source : {&loader.flags, &loader.environment}) {
+    const auto path = source->find("config");
+    if (path == source->end()) continue;
+    if (const Result<void> read = loader.ReadYaml(path->second.value); !read) return tl::unexpected(read.error());
+    break;
+  }
+  if (const auto print = loader.flags.find("print-config"); print != loader.flags.end()) {
+    const Result<bool> wanted = ParseBool(print->second.value);
+    if (!wanted) return Fail(wanted.error(), "--print-config");
+    parsed.print_config = *wanted;
+  }
+  if (const Result<void> resolved = loader.Resolve(&parsed.values); !resolved) return tl::unexpected(resolved.error());
+  if (!parsed.print_config) {
+    if (const Result<void> checked = loader.CheckRequired(parsed.values); !checked) return tl::unexpected(checked.error());
+  }
+  return parsed;
+}
+
+const Values::Entry& Values::Find(std::string_view name) const {
+  const auto found = entries_.find(name);
+  TERRACE_ASSERT(found != entries_.end());
+  return found->second;
+}
+
+const std::string& Values::Text(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kText || entry.option.type == Type::kChoice || entry.option.type == Type::kSecret);
+  return entry.value;
+}
+
+bool Values::Bool(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kBool);
+  return !entry.value.empty() && *ParseBool(entry.value);
+}
+
+int64_t Values::Int(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kInt && IsSet(name));
+  return *ParseInt(entry.value);
+}
+
+uint64_t Values::Bytes(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kBytes && IsSet(name));
+  return *ParseBytes(entry.value);
+}
+
+int64_t Values::DurationMs(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kDuration && IsSet(name));
+  return *ParseDurationMs(entry.value);
+}
+
+std::vector<std::string> Values::List(std::string_view name) const {
+  const Entry& entry = Find(name);
+  TERRACE_ASSERT(entry.option.type == Type::kTextList);
+  std::vector<std::string> items;
+  std::string_view rest = entry.value;
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view item = Trimmed(rest.substr(0, comma));
+    if (!item.empty()) items.emplace_back(item);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return items;
+}
+
+bool Values::IsSet(std::string_view name) const {
+  const Entry& entry = Find(name);
+  return entry.origin != Origin::kDefault || !entry.value.empty();
+}
+
+std::string Values::Dump() const {
+  std::string out;
+  for (const auto& [name, entry] : entries_) {
+    const bool hide = entry.option.type == Type::kSecret && !entry.value.empty();
+    std::string line = name + " = " + (hide ? "***" : entry.value);
+    line.resize(std::max<size_t>(line.size() + 3, 40), ' ');
+    out += line + "(" + entry.where + ")\n";
+  }
+  return out;
+}
+
+std::string Help(const Schema& schema) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto add = [&](const Option& option) {
+    std::string flag = "--" + option.name;
+    if (!option.metavar.empty()) flag += " " + option.metavar;
+    std::vector<std::string> notes;
+    if (option.required) notes.emplace_back("needed");
+    if (!option.choices.empty()) notes.push_back("one of " + Joined(option.choices, ", "));
+    if (!option.default_value.empty()) notes.push_back("default " + option.default_value);
+    if (!option.environment.empty()) notes.push_back("also from " + option.environment);
+    rows.emplace_back(flag, option.help + (notes.empty() ? "" : " (" + Joined(notes, "; ") + ")"));
+  };
+  for (const Option& option : schema.options) add(option);
+  for (const Option& option : CommonOptions()) add(option);
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.first.size());
+
+  std::string out = schema.program + ": " + schema.summary + "\n\nUsage: " + schema.program + " [flags]\n\n";
+  for (const auto& [flag, text] : rows) out += "  " + flag + std::string(width + 2 - flag.size(), ' ') + text + "\n";
+  out += "\nA flag --some-name is also TERRACE_SOME_NAME in the environment and some_name in the file.\n";
+  out += "Precedence: flag, environment, file, default.\n";
+  return out;
+}
+
+Result<uint64_t> ParseBytes(std::string_view text) {
+  static constexpr Unit kUnits[] = {
+      {"", 1},          {"B", 1},           {"KB", 1000},      {"MB", 1000'000},   {"GB", 1000'000'000},
+      {"TB", 1000'000'000'000}, {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40}};
+  const auto bytes = ParseQuantity(text, kUnits, std::numeric_limits<uint64_t>::max());
+  if (!bytes) return Fail(Code::kInvalid, Quoted(text) + " is not a size; write 512MiB, 5GB or a number of bytes");
+  return *bytes;
+}
+
+Result<bool> ParseBool(std::string_view text) {
+  const std::string lower = Lower(Trimmed(text));
+  if (lower == "true" || lower == "1" || lower == "yes" || lower == "on") return true;
+  if (lower == "false" || lower == "0" || lower == "no" || lower == "off") return false;
+  return Fail(Code::kInvalid, Quoted(text) + " is neither true nor false; write true, 1, yes, on or false, 0, no, off");
+}
+
+Result<int64_t> ParseDurationMs(std::string_view text) {
+  static constexpr Unit kUnits[] = {{"", 1}, {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3600'000}};
+  const auto ms = ParseQuantity(text, kUnits, std::numeric_limits<int64_t>::max());
+  if (!ms) return Fail(Code::kInvalid, Quoted(text) + " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds");
+  return static_cast<int64_t>(*ms);
+}
+
+std::optional<std::string> Nearest(std::string_view name, const std::vector<std::string>& known) {
+  const std::string wanted = Lower(Replaced(name, '_', '-'));
+  std::optional<std::string> nearest;
+  size_t best = std::numeric_limits<size_t>::max();
+  for (const std::string& candidate : known) {
+    const std::string other = Lower(Replaced(candidate, '_', '-'));
+    const size_t distance = Distance(wanted, other);
+    // One slip for every four characters and one for free; or a word too many or too few at the end.
+    const bool close = distance <= 1 + wanted.size() / 4 || FirstWords(wanted, other) || FirstWords(other, wanted);
+    if (close && distance < best) {
+      best = distance;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
+
+}  // namespace terrace::config
