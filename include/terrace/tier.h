@@ -182,6 +182,8 @@ struct TierStats {
   uint64_t pinned_bytes = 0;    // RAM only.
   uint64_t quarantined = 0;     // Frames set aside or removed as damaged since the start.
   bool index_ready = true;      // False while the first scan runs.
+  bool available = true;        // False: it can't be reached now; everything is a miss with kUnavailable.
+  std::string why;              // With !available: what is wrong and since when, for people.
 };
 
 struct CloseReport {
