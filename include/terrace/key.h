@@ -1,7 +1,7 @@
 // Naming KV: the space (everything that must be equal for two engines to share KV) and the key of a chunk in it.
 //
-// The format, with test vectors, is docs/internals/keys.md. Nothing here depends on process, host, seed or time: the same
-// fields and tokens give the same bytes everywhere. All functions are pure and may be called from any thread.
+// The format, with test vectors, is docs/internals/keys.md. Nothing here depends on process, host, seed or time: the
+// same fields and tokens give the same bytes everywhere. All functions are pure and may be called from any thread.
 #pragma once
 
 #include <array>
@@ -42,32 +42,32 @@ struct Adapter {
 
 // What must be equal for KV to be shared. Absent text equals "" (D2).
 struct SpaceFields {
-  Digest weights;                  // SHA-256 of all bytes of the weights.
-  std::string engine;              // "llama.cpp".
+  Digest weights;                     // SHA-256 of all bytes of the weights.
+  std::string engine;                 // "llama.cpp".
   uint32_t engine_state_version = 0;  // Version of the engine's state bytes.
-  std::string engine_build;        // Build whose kernels and format made the bytes, "b11434".
-  std::string kv_dtype_k;          // Effective, not requested: "f16", "bf16", "q8_0".
+  std::string engine_build;           // Build whose kernels and format made the bytes, "b11434".
+  std::string kv_dtype_k;             // Effective, not requested: "f16", "bf16", "q8_0".
   std::string kv_dtype_v;
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
-  uint32_t head_size = 0;          // Elements a head, K side.
+  uint32_t head_size = 0;  // Elements a head, K side.
   uint32_t head_size_v = 0;
-  std::string layout;              // "llama.seq/v-rows" or "llama.seq/v-transposed".
-  std::string attention;           // "full", "swa:512:full-cache", "mla".
+  std::string layout;     // "llama.seq/v-rows" or "llama.seq/v-transposed".
+  std::string attention;  // "full", "swa:512:full-cache", "mla".
   std::string rope_type;
-  double rope_freq_base = 0;       // Doubles are encoded by their IEEE-754 bits; -0.0 as 0.0.
+  double rope_freq_base = 0;  // Doubles are encoded by their IEEE-754 bits; -0.0 as 0.0.
   double rope_freq_scale = 0;
   double rope_ext_factor = 0;
   double rope_attn_factor = 0;
   double rope_beta_fast = 0;
   double rope_beta_slow = 0;
   uint32_t rope_orig_context = 0;
-  std::vector<Adapter> adapters;   // In the order applied.
+  std::vector<Adapter> adapters;      // In the order applied.
   uint32_t tp_size = 1, tp_rank = 0;  // Tensor-parallel shard.
   uint32_t pp_size = 1, pp_rank = 0;  // Pipeline shard.
-  uint32_t kv_group = 0;           // Group of layers in hybrid models.
+  uint32_t kv_group = 0;              // Group of layers in hybrid models.
   uint32_t chunk_tokens = 256;
-  std::string salt;                // vLLM's cache_salt; also separates tenants.
+  std::string salt;  // vLLM's cache_salt; also separates tenants.
 };
 
 // Canonical, typed, length-prefixed and injective encoding; SpaceId is its SHA-256.

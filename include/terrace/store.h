@@ -1,9 +1,9 @@
 // The store: RAM above any number of lower tiers, and the decisions between them.
 //
-// An engine asks Lookup how much of a prompt is known, begins Load as early as it can (when the request is queued), takes chunk after
-// chunk as Lease from it, and gives new chunks back through BeginSave / Commit. All methods may be called from any thread; only
-// LoadJob::Wait blocks, until its deadline. No method does I/O on the caller's thread. No tier's trouble is an error here: it is a
-// miss with a reason.
+// An engine asks Lookup how much of a prompt is known, begins Load as early as it can (when the request is queued),
+// takes chunk after chunk as Lease from it, and gives new chunks back through BeginSave / Commit. All methods may be
+// called from any thread; only LoadJob::Wait blocks, until its deadline. No method does I/O on the caller's thread. No
+// tier's trouble is an error here: it is a miss with a reason.
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ struct Lease {
 };
 
 struct PrefixHit {
-  size_t chunks = 0;                  // Known from the first on, without a hole.
-  std::vector<uint8_t> tier;          // For each of them, index into Store::tier_names().
-  Reason miss_reason = Reason::kNone; // Why the next chunk is none; kNone if all keys are known.
+  size_t chunks = 0;                   // Known from the first on, without a hole.
+  std::vector<uint8_t> tier;           // For each of them, index into Store::tier_names().
+  Reason miss_reason = Reason::kNone;  // Why the next chunk is none; kNone if all keys are known.
 };
 
 // Chunks on their way into RAM. Dropping the job cancels what has not begun.
@@ -40,8 +40,8 @@ class LoadJob {
   struct Item {
     Outcome outcome = Outcome::kMiss;
     Reason reason = Reason::kNone;
-    Lease lease;        // On a hit.
-    uint8_t tier = 0;   // Where the bytes came from, index into tier_names().
+    Lease lease;       // On a hit.
+    uint8_t tier = 0;  // Where the bytes came from, index into tier_names().
   };
   virtual ~LoadJob() = default;
   virtual size_t size() const = 0;
@@ -51,9 +51,9 @@ class LoadJob {
 
 // Room in RAM for one chunk that the engine is about to write.
 struct SaveSlot {
-  std::span<std::byte> bytes;          // payload_bytes of the info.
+  std::span<std::byte> bytes;  // payload_bytes of the info.
   FrameInfo info;
-  std::shared_ptr<void> reservation;   // Dropped without Commit: the room is free again.
+  std::shared_ptr<void> reservation;  // Dropped without Commit: the room is free again.
 };
 
 class Store {
@@ -66,14 +66,17 @@ class Store {
   // Longest known prefix of `keys`. From memory, microseconds.
   virtual PrefixHit Lookup(std::span<const Digest> keys) = 0;
 
-  // Stages keys[i] (payload `payload_bytes` each, of `space`) into RAM, in order. Single flight: however many ask, one load a key.
-  virtual std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes, TimePoint deadline) = 0;
+  // Stages keys[i] (payload `payload_bytes` each, of `space`) into RAM, in order. Single flight: however many ask, one
+  // load a key.
+  virtual std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
+                                        TimePoint deadline) = 0;
 
-  // Declined (kFull) if RAM has no room that is not pinned; an error of kind kInvalid if the chunk is already in RAM and every lower tier
-  // is never given: then `needed` of Needs is false and the engine need not export.
+  // Declined (kFull) if RAM has no room that is not pinned; an error of kind kInvalid if the chunk is already in RAM
+  // and every lower tier is never given: then `needed` of Needs is false and the engine need not export.
   virtual Result<SaveSlot> BeginSave(const FrameInfo& info) = 0;
   virtual bool Needs(const Digest& key) = 0;  // False: RAM and all lower tiers have it, or it is on its way.
-  // The bytes are written: hashes them in the background, makes them visible in RAM and queues them for the lower tiers.
+  // The bytes are written: hashes them in the background, makes them visible in RAM and queues them for the lower
+  // tiers.
   virtual void Commit(SaveSlot slot) = 0;
 
   virtual TierStats ram_stats() const = 0;
@@ -92,12 +95,13 @@ class Store {
 };
 
 struct StoreOptions {
-  uint64_t ram_bytes_max = 2ull << 30;                 // Hard cap, staging included.
-  uint64_t write_behind_bytes_max = 512ull << 20;      // Per lower tier, of pinned RAM.
-  size_t save_in_flight_max = 4;                       // Per lower tier.
+  uint64_t ram_bytes_max = 2ull << 30;             // Hard cap, staging included.
+  uint64_t write_behind_bytes_max = 512ull << 20;  // Per lower tier, of pinned RAM.
+  size_t save_in_flight_max = 4;                   // Per lower tier.
 };
 
 // `tiers` from fastest to slowest. The store owns them. `metrics` outlives it.
-Result<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, std::vector<std::unique_ptr<Tier>> tiers, Metrics& metrics);
+Result<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, std::vector<std::unique_ptr<Tier>> tiers,
+                                         Metrics& metrics);
 
 }  // namespace terrace

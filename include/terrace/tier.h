@@ -1,16 +1,16 @@
 // The contract that every storage level fulfils: RAM, local disk, a shared mount, a bucket.
 //
-// A tier keeps the opaque bytes of chunks under their keys. It is a cache, so it may forget anything at any time. All methods
-// may be called from any thread. Contains, Load, Save, Erase and stats never wait for I/O: they answer from memory, or take the
-// batch and settle it later from a thread of the tier's own. Only Scan and Close block.
+// A tier keeps the opaque bytes of chunks under their keys. It is a cache, so it may forget anything at any time. All
+// methods may be called from any thread. Contains, Load, Save, Erase and stats never wait for I/O: they answer from
+// memory, or take the batch and settle it later from a thread of the tier's own. Only Scan and Close block.
 //
 // Three guarantees, by name; the contract suite (tests/contract) proves them for each tier and decorator stack:
 //   whole-or-nothing  A load delivers exactly the bytes that were saved under this key and space, or it is no hit.
 //   last-good         A failed save leaves whatever was readable before it readable.
 //   honest-close      After Close every save that settled as hit is durable, as far as TierInfo says the tier is.
 //
-// Buffers: an item's `owner` keeps its memory alive; the tier holds it until the item is settled, so a caller that stopped
-// waiting may simply drop its own handle.
+// Buffers: an item's `owner` keeps its memory alive; the tier holds it until the item is settled, so a caller that
+// stopped waiting may simply drop its own handle.
 #pragma once
 
 #include <chrono>
@@ -35,23 +35,23 @@ using TimePoint = std::chrono::steady_clock::time_point;
 
 // Why an item is no hit. The names are stable: they are metric labels, log values and `usage.terrace.miss_reason`.
 enum class Reason : uint8_t {
-  kNone,             // It was a hit, or there was nothing to ask.
-  kNotFound,         // No tier knows the key.
-  kMissing,          // The tier knew it, and it was gone when read.
-  kEmpty,            // A frame of zero bytes.
-  kTruncated,        // Shorter than its header says, or than a header.
-  kDamaged,          // A checksum, magic or padding disagrees.
-  kForeign,          // A whole frame, but of another key, space, shard or size.
-  kVersion,          // A frame of a format that this release refuses by name.
-  kTimeout,          // Not there by the deadline.
-  kUnavailable,      // The tier failed: an I/O error, a breaker, a closed tier.
-  kFull,             // No room: RAM all pinned, disk full, queue bound reached.
-  kParentMissing,    // A save whose parent is not in the tier.
-  kWeightsPending,   // The digest of the weights is not known yet.
-  kIndexLoading,     // The tier is still reading its index after a start.
-  kShortPrompt,      // Not one whole chunk before the last token.
-  kNotCacheable,     // The model's KV can't be cut in chunks, or caching is off.
-  kCancelled,        // The caller went away.
+  kNone,            // It was a hit, or there was nothing to ask.
+  kNotFound,        // No tier knows the key.
+  kMissing,         // The tier knew it, and it was gone when read.
+  kEmpty,           // A frame of zero bytes.
+  kTruncated,       // Shorter than its header says, or than a header.
+  kDamaged,         // A checksum, magic or padding disagrees.
+  kForeign,         // A whole frame, but of another key, space, shard or size.
+  kVersion,         // A frame of a format that this release refuses by name.
+  kTimeout,         // Not there by the deadline.
+  kUnavailable,     // The tier failed: an I/O error, a breaker, a closed tier.
+  kFull,            // No room: RAM all pinned, disk full, queue bound reached.
+  kParentMissing,   // A save whose parent is not in the tier.
+  kWeightsPending,  // The digest of the weights is not known yet.
+  kIndexLoading,    // The tier is still reading its index after a start.
+  kShortPrompt,     // Not one whole chunk before the last token.
+  kNotCacheable,    // The model's KV can't be cut in chunks, or caching is off.
+  kCancelled,       // The caller went away.
 };
 const char* ReasonName(Reason reason);  // "not_found", ...
 inline constexpr int kReasonCount = static_cast<int>(Reason::kCancelled) + 1;
@@ -109,8 +109,8 @@ struct SaveResult {
   std::optional<Error> error;
 };
 
-// The completion of one batch: each item is settled once, in any order, by the tier; waited for, item by item or as a whole, by
-// the caller. Thread-safe. Held by shared_ptr from both sides.
+// The completion of one batch: each item is settled once, in any order, by the tier; waited for, item by item or as a
+// whole, by the caller. Thread-safe. Held by shared_ptr from both sides.
 template <class R>
 class Batch {
  public:
@@ -169,31 +169,31 @@ using LoadBatch = Batch<LoadResult>;
 using SaveBatch = Batch<SaveResult>;
 
 struct TierInfo {
-  std::string name;             // "ram", "disk", "shared_fs", "s3": metric label and cached_by_tier key.
-  bool durable = false;         // Survives the process.
-  bool shared = false;          // Other nodes write and read it too.
-  size_t best_in_flight = 1;    // Items at once beyond which more do not help.
+  std::string name;           // "ram", "disk", "shared_fs", "s3": metric label and cached_by_tier key.
+  bool durable = false;       // Survives the process.
+  bool shared = false;        // Other nodes write and read it too.
+  size_t best_in_flight = 1;  // Items at once beyond which more do not help.
 };
 
 struct TierStats {
   uint64_t frames = 0;
-  uint64_t bytes = 0;           // On the medium, headers and temporaries included.
-  uint64_t bytes_max = 0;       // 0: no bound.
-  uint64_t pinned_bytes = 0;    // RAM only.
-  uint64_t quarantined = 0;     // Frames set aside or removed as damaged since the start.
-  bool index_ready = true;      // False while the first scan runs.
-  bool available = true;        // False: it can't be reached now; everything is a miss with kUnavailable.
-  std::string why;              // With !available: what is wrong and since when, for people.
+  uint64_t bytes = 0;         // On the medium, headers and temporaries included.
+  uint64_t bytes_max = 0;     // 0: no bound.
+  uint64_t pinned_bytes = 0;  // RAM only.
+  uint64_t quarantined = 0;   // Frames set aside or removed as damaged since the start.
+  bool index_ready = true;    // False while the first scan runs.
+  bool available = true;      // False: it can't be reached now; everything is a miss with kUnavailable.
+  std::string why;            // With !available: what is wrong and since when, for people.
 };
 
 struct CloseReport {
-  bool clean = true;            // Everything accepted was settled before the deadline.
-  uint64_t abandoned = 0;       // Items settled as cancelled or unavailable because of the close.
+  bool clean = true;       // Everything accepted was settled before the deadline.
+  uint64_t abandoned = 0;  // Items settled as cancelled or unavailable because of the close.
 };
 
 struct ScanPage {
   std::vector<FrameInfo> frames;
-  std::string next;             // Cursor of the next page; empty at the end.
+  std::string next;  // Cursor of the next page; empty at the end.
 };
 
 class Tier {
@@ -205,8 +205,9 @@ class Tier {
   // present[i] = 1 if keys[i] is believed to be here. No I/O. A belief: only a load decides.
   virtual void Contains(std::span<const Digest> keys, std::span<uint8_t> present) = 0;
 
-  // Settles each item of `items` in `done` (same size and order). Items not begun by `deadline` settle as a miss with kTimeout;
-  // a slow one may settle later. Anything that disagrees with its name is a miss with its reason, quarantined once and counted.
+  // Settles each item of `items` in `done` (same size and order). Items not begun by `deadline` settle as a miss with
+  // kTimeout; a slow one may settle later. Anything that disagrees with its name is a miss with its reason, quarantined
+  // once and counted.
   virtual void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) = 0;
 
   // Writes frames that are not there yet. A frame that exists is kept, and is a hit with `existed`.

@@ -78,7 +78,8 @@ struct Unit {
   uint64_t factor;
 };
 
-// "1.5 GiB" with the units given, "" being the unit of a bare number. Nothing if it is not such a number or more than `most`.
+// "1.5 GiB" with the units given, "" being the unit of a bare number. Nothing if it is not such a number or more than
+// `most`.
 std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Unit> units, uint64_t most) {
   text = Trimmed(text);
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
@@ -114,8 +115,7 @@ std::optional<std::string> Complaint(const Option& option, const std::string& va
   switch (option.type) {
     case Type::kText:
     case Type::kSecret:
-    case Type::kTextList:
-      return std::nullopt;
+    case Type::kTextList: return std::nullopt;
     case Type::kBool:
       if (const auto parsed = ParseBool(value); !parsed) return parsed.error().what;
       return std::nullopt;
@@ -164,13 +164,14 @@ Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
     return Fail(Code::kIo, "cannot read --config " + path + ": " + std::strerror(error), error);
   };
   if (file == nullptr) return failed();
-  struct stat status {};
+  struct stat status{};
   if (fstat(fileno(file.get()), &status) != 0) return failed();
   *others_may_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
   std::string text(kFileBytesMax + 1, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   if (std::ferror(file.get()) != 0) return failed();
-  if (text.size() > kFileBytesMax) return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
+  if (text.size() > kFileBytesMax)
+    return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
   return text;
 }
 
@@ -213,7 +214,8 @@ struct Loader {
       const Option* option = Find(name);
       if (option == nullptr) {
         const auto nearest = Nearest(name, Names());
-        return Fail(Code::kInvalid, "unknown flag --" + name + (nearest ? "; did you mean --" + *nearest + "?" : "; see --help"));
+        return Fail(Code::kInvalid,
+                    "unknown flag --" + name + (nearest ? "; did you mean --" + *nearest + "?" : "; see --help"));
       }
       std::string value;
       if (equals != std::string::npos) {
@@ -226,7 +228,8 @@ struct Loader {
         return Fail(Code::kInvalid, "--" + name + " needs a value");
       }
       Given& given = flags[name];
-      // Lists grow with each flag; of anything else the last flag counts, so that a caller can override what a script passes.
+      // Lists grow with each flag; of anything else the last flag counts, so that a caller can override what a script
+      // passes.
       const bool grows = option->type == Type::kTextList && !given.where.empty();
       given = {grows ? given.value + "," + value : value, "flag --" + name};
     }
@@ -278,7 +281,8 @@ struct Loader {
       std::vector<std::string> names = Names();
       std::erase_if(names, [](const std::string& n) { return Common(n); });
       const auto nearest = Nearest(name, names);
-      const std::string hint = nearest ? "; did you mean " + Quoted(Replaced(*nearest, '-', '_')) + "?" : "; see --help";
+      const std::string hint =
+          nearest ? "; did you mean " + Quoted(Replaced(*nearest, '-', '_')) + "?" : "; see --help";
       return Fail(Code::kInvalid, At(path, key_node) + ": unknown key " + Quoted(key) + hint);
     }
     const std::string where = "file " + At(path, key_node);
@@ -353,7 +357,8 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
                     const std::function<std::optional<std::string>(const std::string&)>& environment) {
   Parsed parsed;
   // Help comes first: somebody who asks for it may have got the rest wrong.
-  parsed.help = std::any_of(args.begin(), args.end(), [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
+  parsed.help =
+      std::any_of(args.begin(), args.end(), [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
   if (parsed.help) return parsed;
 
   Loader loader(schema);
@@ -372,7 +377,8 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
   }
   if (const Result<void> resolved = loader.Resolve(&parsed.values); !resolved) return tl::unexpected(resolved.error());
   if (!parsed.print_config) {
-    if (const Result<void> checked = loader.CheckRequired(parsed.values); !checked) return tl::unexpected(checked.error());
+    if (const Result<void> checked = loader.CheckRequired(parsed.values); !checked)
+      return tl::unexpected(checked.error());
   }
   return parsed;
 }
@@ -385,7 +391,8 @@ const Values::Entry& Values::Find(std::string_view name) const {
 
 const std::string& Values::Text(std::string_view name) const {
   const Entry& entry = Find(name);
-  TERRACE_ASSERT(entry.option.type == Type::kText || entry.option.type == Type::kChoice || entry.option.type == Type::kSecret);
+  TERRACE_ASSERT(entry.option.type == Type::kText || entry.option.type == Type::kChoice ||
+                 entry.option.type == Type::kSecret);
   return entry.value;
 }
 
@@ -468,9 +475,16 @@ std::string Help(const Schema& schema) {
 }
 
 Result<uint64_t> ParseBytes(std::string_view text) {
-  static constexpr Unit kUnits[] = {
-      {"", 1},          {"B", 1},           {"KB", 1000},      {"MB", 1000'000},   {"GB", 1000'000'000},
-      {"TB", 1000'000'000'000}, {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40}};
+  static constexpr Unit kUnits[] = {{"", 1},
+                                    {"B", 1},
+                                    {"KB", 1000},
+                                    {"MB", 1000'000},
+                                    {"GB", 1000'000'000},
+                                    {"TB", 1000'000'000'000},
+                                    {"KiB", 1ull << 10},
+                                    {"MiB", 1ull << 20},
+                                    {"GiB", 1ull << 30},
+                                    {"TiB", 1ull << 40}};
   const auto bytes = ParseQuantity(text, kUnits, std::numeric_limits<uint64_t>::max());
   if (!bytes) return Fail(Code::kInvalid, Quoted(text) + " is not a size; write 512MiB, 5GB or a number of bytes");
   return *bytes;
@@ -486,7 +500,9 @@ Result<bool> ParseBool(std::string_view text) {
 Result<int64_t> ParseDurationMs(std::string_view text) {
   static constexpr Unit kUnits[] = {{"", 1}, {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3600'000}};
   const auto ms = ParseQuantity(text, kUnits, std::numeric_limits<int64_t>::max());
-  if (!ms) return Fail(Code::kInvalid, Quoted(text) + " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds");
+  if (!ms)
+    return Fail(Code::kInvalid,
+                Quoted(text) + " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds");
   return static_cast<int64_t>(*ms);
 }
 

@@ -1,8 +1,9 @@
-// One schema per program: each option once, with its type, default and one line of help. From it come the flags, the environment
-// variables, the keys of the YAML file, --help, --print-config and the nearest-name hints.
+// One schema per program: each option once, with its type, default and one line of help. From it come the flags, the
+// environment variables, the keys of the YAML file, --help, --print-config and the nearest-name hints.
 //
-// Precedence: flag > environment > file > default. Unknown names are errors that name the nearest known one. A name `engine-kv-tokens`
-// is flag --engine-kv-tokens, environment TERRACE_ENGINE_KV_TOKENS and file key engine_kv_tokens (or engine-kv-tokens).
+// Precedence: flag > environment > file > default. Unknown names are errors that name the nearest known one. A name
+// `engine-kv-tokens` is flag --engine-kv-tokens, environment TERRACE_ENGINE_KV_TOKENS and file key engine_kv_tokens (or
+// engine-kv-tokens).
 #pragma once
 
 #include <cstdint>
@@ -20,19 +21,19 @@ namespace terrace::config {
 enum class Type { kText, kBool, kInt, kBytes, kDuration, kChoice, kSecret, kTextList };
 
 struct Option {
-  std::string name;             // "engine-kv-tokens".
+  std::string name;  // "engine-kv-tokens".
   Type type = Type::kText;
-  std::string default_value;    // As a user would write it; "" means not set.
-  std::string help;             // One line.
+  std::string default_value;         // As a user would write it; "" means not set.
+  std::string help;                  // One line.
   std::vector<std::string> choices;  // For kChoice.
-  std::string metavar;          // Shown in help: "N", "DIR".
-  std::string environment;      // Extra variable besides TERRACE_*: "VLLM_API_KEY".
+  std::string metavar;               // Shown in help: "N", "DIR".
+  std::string environment;           // Extra variable besides TERRACE_*: "VLLM_API_KEY".
   bool required = false;
 };
 
 struct Schema {
-  std::string program;          // "terrace serve".
-  std::string summary;          // One line for --help.
+  std::string program;  // "terrace serve".
+  std::string summary;  // One line for --help.
   std::vector<Option> options;
 };
 
@@ -46,7 +47,7 @@ class Values {
   int64_t Int(std::string_view name) const;
   uint64_t Bytes(std::string_view name) const;
   int64_t DurationMs(std::string_view name) const;
-  std::vector<std::string> List(std::string_view name) const;  // kTextList: comma-separated, or repeated flag, or YAML list.
+  std::vector<std::string> List(std::string_view name) const;  // By commas, by repeated flags, or a YAML list.
   bool IsSet(std::string_view name) const;                     // Not from the default, or the default is not "".
   // `name = value   (flag --name | env VAR | file F:3 | default)`, one a line, secrets as ***.
   std::string Dump() const;
@@ -69,9 +70,9 @@ struct Parsed {
   bool print_config = false;  // --print-config was given: print values.Dump(), exit 0.
 };
 
-// `args` without the program name. Every schema has --help, --config FILE and --print-config besides its own options. Flags are
-// `--name value` or `--name=value`; a bool flag may stand alone (true), or take a value with `=`. Errors are one line that says where,
-// what and what to do: `node.yaml:14: unknown key "ram_sise"; did you mean "ram"?`.
+// `args` without the program name. Every schema has --help, --config FILE and --print-config besides its own options. A
+// flag is `--name value` or `--name=value`; a bool flag may stand alone (true), or take a value with `=`. Errors are
+// one line that says where, what and what to do: `node.yaml:14: unknown key "ram_sise"; did you mean "ram"?`.
 Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
                     const std::function<std::optional<std::string>(const std::string&)>& environment);
 std::string Help(const Schema& schema);

@@ -1,5 +1,5 @@
-// Would catch: a value taken from the wrong source, a mistyped name or value accepted in silence, a message that doesn't say where and
-// what, a secret printed, a size or duration off by its unit.
+// Would catch: a value taken from the wrong source, a mistyped name or value accepted in silence, a message that
+// doesn't say where and what, a secret printed, a size or duration off by its unit.
 #include "base/config.h"
 
 #include <gtest/gtest.h>
@@ -17,24 +17,30 @@ namespace terrace::config {
 namespace {
 
 Schema TestSchema() {
-  return {.program = "terrace test",
-          .summary = "for tests",
-          .options = {
-              {.name = "ram", .type = Type::kBytes, .default_value = "2GiB", .help = "RAM for KV", .metavar = "SIZE"},
-              {.name = "shared", .help = "Shared directory", .metavar = "DIR"},
-              {.name = "strict", .type = Type::kBool, .default_value = "false", .help = "No decode KV"},
-              {.name = "chunk", .type = Type::kInt, .default_value = "256", .help = "Tokens of a chunk", .metavar = "N"},
-              {.name = "load-deadline", .type = Type::kDuration, .default_value = "5s", .help = "Give up after"},
-              {.name = "kv-type", .type = Type::kChoice, .default_value = "f16", .help = "KV type", .choices = {"f16", "q8_0"}},
-              {.name = "api-key", .type = Type::kSecret, .help = "Key", .environment = "VLLM_API_KEY"},
-              {.name = "backends", .type = Type::kTextList, .help = "URLs", .metavar = "URLS"},
-              {.name = "max-cpu-size", .type = Type::kBytes, .help = "RAM"},
-          }};
+  return {
+      .program = "terrace test",
+      .summary = "for tests",
+      .options = {
+          {.name = "ram", .type = Type::kBytes, .default_value = "2GiB", .help = "RAM for KV", .metavar = "SIZE"},
+          {.name = "shared", .help = "Shared directory", .metavar = "DIR"},
+          {.name = "strict", .type = Type::kBool, .default_value = "false", .help = "No decode KV"},
+          {.name = "chunk", .type = Type::kInt, .default_value = "256", .help = "Tokens of a chunk", .metavar = "N"},
+          {.name = "load-deadline", .type = Type::kDuration, .default_value = "5s", .help = "Give up after"},
+          {.name = "kv-type",
+           .type = Type::kChoice,
+           .default_value = "f16",
+           .help = "KV type",
+           .choices = {"f16", "q8_0"}},
+          {.name = "api-key", .type = Type::kSecret, .help = "Key", .environment = "VLLM_API_KEY"},
+          {.name = "backends", .type = Type::kTextList, .help = "URLs", .metavar = "URLS"},
+          {.name = "max-cpu-size", .type = Type::kBytes, .help = "RAM"},
+      }};
 }
 
 using Environment = std::map<std::string, std::string>;
 
-Result<Parsed> LoadWith(const std::vector<std::string>& args, const Environment& environment = {}, Schema schema = TestSchema()) {
+Result<Parsed> LoadWith(const std::vector<std::string>& args, const Environment& environment = {},
+                        Schema schema = TestSchema()) {
   return Load(schema, args, [&](const std::string& name) -> std::optional<std::string> {
     const auto found = environment.find(name);
     if (found == environment.end()) return std::nullopt;
@@ -89,23 +95,32 @@ TEST(Config, AMistypedBoolIsAnErrorThatNamesTheOption) {
 // D15.
 TEST(Config, SizesHaveDecimalAndBinaryUnits) {
   const std::pair<const char*, uint64_t> cases[] = {
-      {"5GiB", 5368709120},    {"5GB", 5000000000},   {"512MiB", 536870912},  {"123", 123},
-      {"1.5GiB", 1610612736},  {"0", 0},              {" 64 KiB ", 65536},    {"2tib", 2199023255552},
-      {"0.29GB", 290000000},   {"7B", 7},             {"18446744073709551615", 18446744073709551615ull},
+      {"5GiB", 5368709120},
+      {"5GB", 5000000000},
+      {"512MiB", 536870912},
+      {"123", 123},
+      {"1.5GiB", 1610612736},
+      {"0", 0},
+      {" 64 KiB ", 65536},
+      {"2tib", 2199023255552},
+      {"0.29GB", 290000000},
+      {"7B", 7},
+      {"18446744073709551615", 18446744073709551615ull},
   };
   for (const auto& [text, bytes] : cases) {
     const auto parsed = ParseBytes(text);
     ASSERT_TRUE(parsed) << text;
     EXPECT_EQ(*parsed, bytes) << text;
   }
-  for (const char* text : {"5 apples", "-1", "", "GiB", "1.2.3GB", ".", "1e9", "0x10", "inf", "nan", "18446744073709551616",
-                           "17179869184GiB", "16777216.5TiB", "5GiB5"}) {
+  for (const char* text : {"5 apples", "-1", "", "GiB", "1.2.3GB", ".", "1e9", "0x10", "inf", "nan",
+                           "18446744073709551616", "17179869184GiB", "16777216.5TiB", "5GiB5"}) {
     EXPECT_FALSE(ParseBytes(text)) << text;
   }
 }
 
 TEST(Config, DurationsAreMillisecondsUnlessTheyHaveAUnit) {
-  const std::pair<const char*, int64_t> cases[] = {{"250ms", 250}, {"5s", 5000}, {"2m", 120000}, {"1h", 3600000}, {"40", 40}, {"1.5s", 1500}};
+  const std::pair<const char*, int64_t> cases[] = {{"250ms", 250},  {"5s", 5000}, {"2m", 120000},
+                                                   {"1h", 3600000}, {"40", 40},   {"1.5s", 1500}};
   for (const auto& [text, ms] : cases) {
     const auto parsed = ParseDurationMs(text);
     ASSERT_TRUE(parsed) << text;
@@ -118,19 +133,22 @@ TEST(Config, DurationsAreMillisecondsUnlessTheyHaveAUnit) {
 
 // D16.
 TEST(Config, AnUnknownNameIsAnErrorWithTheNearestKnownOne) {
-  EXPECT_EQ(ErrorOf(LoadWith({"--max-cpu-sizee", "5GiB"})), "unknown flag --max-cpu-sizee; did you mean --max-cpu-size?");
+  EXPECT_EQ(ErrorOf(LoadWith({"--max-cpu-sizee", "5GiB"})),
+            "unknown flag --max-cpu-sizee; did you mean --max-cpu-size?");
   EXPECT_EQ(ErrorOf(LoadWith({"--sharde=/mnt"})), "unknown flag --sharde; did you mean --shared?");
   EXPECT_EQ(ErrorOf(LoadWith({"--entirely-else", "1"})), "unknown flag --entirely-else; see --help");
   const TempFile file("chunk: 64\n\nmax_cpu_sizee: 5GiB\n");
   EXPECT_EQ(ErrorOf(LoadWith({"--config", file.path()})),
             file.path() + ":3: unknown key \"max_cpu_sizee\"; did you mean \"max_cpu_size\"?");
   const TempFile words("ram_sise: 5GiB\n");
-  EXPECT_EQ(ErrorOf(LoadWith({"--config", words.path()})), words.path() + ":1: unknown key \"ram_sise\"; did you mean \"ram\"?");
+  EXPECT_EQ(ErrorOf(LoadWith({"--config", words.path()})),
+            words.path() + ":1: unknown key \"ram_sise\"; did you mean \"ram\"?");
 }
 
 // D16.
 TEST(Config, AnUnreadableFileIsAnError) {
-  EXPECT_EQ(ErrorOf(LoadWith({"--config", "/nowhere/node.yaml"})), "cannot read --config /nowhere/node.yaml: No such file or directory");
+  EXPECT_EQ(ErrorOf(LoadWith({"--config", "/nowhere/node.yaml"})),
+            "cannot read --config /nowhere/node.yaml: No such file or directory");
   EXPECT_EQ(ErrorOf(LoadWith({"--config", "/"})), "cannot read --config /: Is a directory");
   EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_CONFIG", "/nowhere/node.yaml"}})),
             "cannot read --config /nowhere/node.yaml: No such file or directory");
@@ -143,7 +161,8 @@ TEST(Config, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(LoadWith({})->values.Int("chunk"), 256);
   EXPECT_EQ(LoadWith(from_file)->values.Int("chunk"), 64);
   EXPECT_EQ(LoadWith(from_file, {{"TERRACE_CHUNK", "512"}})->values.Int("chunk"), 512);
-  EXPECT_EQ(LoadWith({"--config", file.path(), "--chunk", "128"}, {{"TERRACE_CHUNK", "512"}})->values.Int("chunk"), 128);
+  EXPECT_EQ(LoadWith({"--config", file.path(), "--chunk", "128"}, {{"TERRACE_CHUNK", "512"}})->values.Int("chunk"),
+            128);
 }
 
 // D17.
@@ -153,16 +172,16 @@ TEST(Config, DumpShowsEveryValueWithItsOriginAndNoSecret) {
   ASSERT_TRUE(parsed) << ErrorOf(parsed);
   EXPECT_TRUE(parsed->print_config);
   EXPECT_EQ(parsed->values.Text("api-key"), "hush");
-  EXPECT_EQ(parsed->values.Dump(),
-            "api-key = ***                           (file " + file.path() + ":3)\n" +
-            "backends =                              (default)\n"
-            "chunk = 512                             (env TERRACE_CHUNK)\n"
-            "kv-type = f16                           (default)\n"
-            "load-deadline = 5s                      (default)\n"
-            "max-cpu-size =                          (default)\n"
-            "ram = 64MiB                             (file " + file.path() + ":2)\n" +
-            "shared =                                (default)\n"
-            "strict = true                           (flag --strict)\n");
+  EXPECT_EQ(parsed->values.Dump(), "api-key = ***                           (file " + file.path() + ":3)\n" +
+                                       "backends =                              (default)\n"
+                                       "chunk = 512                             (env TERRACE_CHUNK)\n"
+                                       "kv-type = f16                           (default)\n"
+                                       "load-deadline = 5s                      (default)\n"
+                                       "max-cpu-size =                          (default)\n"
+                                       "ram = 64MiB                             (file " +
+                                       file.path() + ":2)\n" +
+                                       "shared =                                (default)\n"
+                                       "strict = true                           (flag --strict)\n");
 }
 
 TEST(Config, ASecretInAFileOthersMayReadIsWarnedOf) {
@@ -215,7 +234,8 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
       {"chunk: [1, 2]\n", ":1: chunk: expected one value, found a list"},
       {"shared:\n", ":1: shared: expected one value, found nothing"},
       {"ram: 1GiB\nstrict: true\nram: 2GiB\n", ":3: \"ram\" is set a second time (first: FILE:1); remove one"},
-      {"load_deadline: 1s\nload-deadline: 2s\n", ":2: \"load-deadline\" is set a second time (first: FILE:1); remove one"},
+      {"load_deadline: 1s\nload-deadline: 2s\n",
+       ":2: \"load-deadline\" is set a second time (first: FILE:1); remove one"},
       {"- ram\n", ":1: expected `name: value` lines"},
       {"ram: 1GiB\n\"chunk: 3\n", ":2: "},
       {"backends:\n  - a\n  - b: c\n", ":3: backends: an item must be text without a comma"},
@@ -229,12 +249,14 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
     std::string error = ErrorOf(LoadWith({"--config", file.path()}));
     ASSERT_TRUE(error.starts_with(file.path())) << error;
     error.erase(0, file.path().size());
-    if (const size_t at = error.find(file.path()); at != std::string::npos) error.replace(at, file.path().size(), "FILE");
+    if (const size_t at = error.find(file.path()); at != std::string::npos)
+      error.replace(at, file.path().size(), "FILE");
     EXPECT_TRUE(error == expected || (expected == ":2: " && error.starts_with(expected))) << text << "->" << error;
   }
   const TempFile empty("# nothing\n");
   EXPECT_TRUE(LoadWith({"--config", empty.path()}));
-  EXPECT_NE(ErrorOf(LoadWith({"--config", TempFile(std::string(2 << 20, '#')).path()})).find("larger than 1 MiB"), std::string::npos);
+  EXPECT_NE(ErrorOf(LoadWith({"--config", TempFile(std::string(2 << 20, '#')).path()})).find("larger than 1 MiB"),
+            std::string::npos);
 }
 
 TEST(Config, AValueThatLosesIsStillChecked) {
@@ -267,7 +289,8 @@ TEST(Config, IsSetTellsADefaultOfNothingFromAValue) {
 
 TEST(Config, HelpNamesEveryOptionWithItsDefaultAndChoices) {
   const std::string help = Help(TestSchema());
-  for (const Option& option : TestSchema().options) EXPECT_NE(help.find("--" + option.name), std::string::npos) << option.name;
+  for (const Option& option : TestSchema().options)
+    EXPECT_NE(help.find("--" + option.name), std::string::npos) << option.name;
   EXPECT_NE(help.find("--ram SIZE"), std::string::npos);
   EXPECT_NE(help.find("RAM for KV (default 2GiB)"), std::string::npos);
   EXPECT_NE(help.find("KV type (one of f16, q8_0; default f16)"), std::string::npos);

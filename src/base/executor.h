@@ -40,10 +40,10 @@ class ThreadPool final : public Executor {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Task> queue_;                    // Guarded by mutex_.
-  std::multimap<TimePoint, Task> delayed_;    // Guarded by mutex_.
-  bool stopping_ = false;                     // Guarded by mutex_.
-  std::vector<std::thread> threads_;          // Set in the constructor, joined in Stop.
+  std::deque<Task> queue_;                  // Guarded by mutex_.
+  std::multimap<TimePoint, Task> delayed_;  // Guarded by mutex_.
+  bool stopping_ = false;                   // Guarded by mutex_.
+  std::vector<std::thread> threads_;        // Set in the constructor, joined in Stop.
 };
 
 }  // namespace terrace

@@ -1,5 +1,5 @@
-// Would catch: tasks lost or run twice, order broken on one thread, delayed tasks early or never, a Stop that drops queued work, hangs, or
-// lets tasks in afterwards.
+// Would catch: tasks lost or run twice, order broken on one thread, delayed tasks early or never, a Stop that drops
+// queued work, hangs, or lets tasks in afterwards.
 #include "base/executor.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 
 #include <openssl/evp.h>
 #define XXH_STATIC_LINKING_ONLY  // The state of a streaming hash by value.
-#include <xxh_x86dispatch.h>  // Picks SSE2, AVX2 or AVX-512 at run time; defines XXH3_* as the dispatching calls.
+#include <xxh_x86dispatch.h>     // Picks SSE2, AVX2 or AVX-512 at run time; defines XXH3_* as the dispatching calls.
 
 #include <algorithm>
 #include <cstring>

@@ -41,8 +41,8 @@ Hash128 Xxh3_128(std::span<const std::byte> bytes);
 // XXH3-64 of each kSegmentBytes of `bytes`.
 SegmentHashes HashSegments(std::span<const std::byte> bytes);
 
-// Copies `from` to `to` (same size) and returns the segment hashes of what was copied, reading memory once: each block is
-// hashed while it is in the first-level cache.
+// Copies `from` to `to` (same size) and returns the segment hashes of what was copied, reading memory once: each block
+// is hashed while it is in the first-level cache.
 SegmentHashes CopyAndHash(std::span<const std::byte> from, std::span<std::byte> to);
 
 }  // namespace terrace

@@ -1,5 +1,5 @@
-// Would catch: hashes that differ from the published algorithms (frames and keys of other processes unreadable), segments cut at the wrong
-// place, a fused copy that hashes or copies something else than it should.
+// Would catch: hashes that differ from the published algorithms (frames and keys of other processes unreadable),
+// segments cut at the wrong place, a fused copy that hashes or copies something else than it should.
 #include "base/hash.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +23,9 @@ std::vector<std::byte> RandomBytes(size_t size, uint32_t seed) {
 // FIPS 180-2, appendix B.
 TEST(Hash, Sha256AgreesWithTheStandard) {
   const Digest abc = Sha256Of("abc");
-  const uint8_t expected[] = {0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
-                              0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad};
+  const uint8_t expected[] = {0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40,
+                              0xde, 0x5d, 0xae, 0x22, 0x23, 0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17,
+                              0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad};
   EXPECT_TRUE(std::equal(abc.bytes.begin(), abc.bytes.end(), std::begin(expected)));
 }
 
@@ -57,8 +58,8 @@ TEST(Hash, SegmentsAreOfOneMebibyteAndTheLastMayBeShorter) {
 
 TEST(Hash, CopyAndHashIsACopyAndTheHashesOfIt) {
   // Round block and segment bounds, and odd sizes between.
-  for (const size_t size : {size_t{0}, size_t{1}, size_t{16383}, size_t{16384}, size_t{16385}, kSegmentBytes - 1, kSegmentBytes,
-                            kSegmentBytes + 1, 3 * kSegmentBytes + 12345}) {
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{16383}, size_t{16384}, size_t{16385}, kSegmentBytes - 1,
+                            kSegmentBytes, kSegmentBytes + 1, 3 * kSegmentBytes + 12345}) {
     const std::vector<std::byte> from = RandomBytes(size, 2);
     std::vector<std::byte> to(size);
     EXPECT_EQ(CopyAndHash(from, to), HashSegments(from)) << size;

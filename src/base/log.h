@@ -1,5 +1,5 @@
-// One line per event, logfmt: `time=... level=info event=tier_degraded tier=shared_fs reason=timeout`. The library is silent
-// until a program calls log::SetSink. Event names are stable and listed in docs/reference/events.md.
+// One line per event, logfmt: `time=... level=info event=tier_degraded tier=shared_fs reason=timeout`. The library is
+// silent until a program calls log::SetSink. Event names are stable and listed in docs/reference/events.md.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ enum class Level { kDebug, kInfo, kWarn, kError };
 // A value of a field. Numbers print plainly; text is quoted only if it needs to be.
 class Value {
  public:
-  Value(std::string_view v) : text_(v) {}          // NOLINT(google-explicit-constructor)
-  Value(const char* v) : text_(v) {}               // NOLINT(google-explicit-constructor)
-  Value(const std::string& v) : text_(v) {}        // NOLINT(google-explicit-constructor)
-  Value(bool v) : text_(v ? "true" : "false") {}   // NOLINT(google-explicit-constructor)
+  Value(std::string_view v) : text_(v) {}         // NOLINT(google-explicit-constructor)
+  Value(const char* v) : text_(v) {}              // NOLINT(google-explicit-constructor)
+  Value(const std::string& v) : text_(v) {}       // NOLINT(google-explicit-constructor)
+  Value(bool v) : text_(v ? "true" : "false") {}  // NOLINT(google-explicit-constructor)
   template <class T>
     requires std::is_arithmetic_v<T>
-  Value(T v) : text_(Number(v)) {}                 // NOLINT(google-explicit-constructor)
+  Value(T v) : text_(Number(v)) {}  // NOLINT(google-explicit-constructor)
   const std::string& text() const { return text_; }
 
  private:
@@ -54,9 +54,10 @@ void Info(std::string_view event, std::initializer_list<Field> fields = {});
 void Warn(std::string_view event, std::initializer_list<Field> fields = {});
 void Error(std::string_view event, std::initializer_list<Field> fields = {});
 
-// Where lines go (without the newline) and from which level on; called from any thread, several at once. Null: nowhere. `clock` must
-// outlive the last line; null is the system's. Call before threads start.
-void SetSink(std::function<void(Level, std::string_view line)> sink, Level min_level = Level::kInfo, const Clock* clock = nullptr);
+// Where lines go (without the newline) and from which level on; called from any thread, several at once. Null: nowhere.
+// `clock` must outlive the last line; null is the system's. Call before threads start.
+void SetSink(std::function<void(Level, std::string_view line)> sink, Level min_level = Level::kInfo,
+             const Clock* clock = nullptr);
 void LogToStderr(Level min_level = Level::kInfo);
 
 }  // namespace terrace::log

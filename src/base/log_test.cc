@@ -1,5 +1,5 @@
-// Would catch: a line that a value can break or forge, numbers or quoting that a logfmt reader misreads, a flood that isn't held back or
-// isn't counted, lines below the level.
+// Would catch: a line that a value can break or forge, numbers or quoting that a logfmt reader misreads, a flood that
+// isn't held back or isn't counted, lines below the level.
 #include "base/log.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,8 @@ class Log : public testing::Test {
 TEST_F(Log, ALineHasTimeLevelEventAndFields) {
   Warn("tier_degraded", {{"tier", "shared_fs"}, {"for_ms", 5000}, {"shared", true}});
   ASSERT_EQ(lines_.size(), 1u);
-  EXPECT_EQ(lines_[0], "time=2023-11-14T22:13:20.123Z level=warn event=tier_degraded tier=shared_fs for_ms=5000 shared=true");
+  EXPECT_EQ(lines_[0],
+            "time=2023-11-14T22:13:20.123Z level=warn event=tier_degraded tier=shared_fs for_ms=5000 shared=true");
 }
 
 TEST_F(Log, ValuesAreQuotedOnlyWhereNeededAndCannotBreakTheLine) {

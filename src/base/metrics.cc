@@ -65,7 +65,8 @@ void Histogram::Observe(double seconds) {
 struct Metrics::Family {
   std::string help;
   std::string type;  // As Prometheus names it.
-  // By LabelText. Nodes of a map stay where they are, so references to the metrics last. Only one of the first three is in use.
+  // By LabelText. Nodes of a map stay where they are, so references to the metrics last. Only one of the first three is
+  // in use.
   std::map<std::string, Counter> counters;
   std::map<std::string, Gauge> gauges;
   std::map<std::string, Histogram> histograms;

@@ -1,7 +1,8 @@
-// Counters, gauges and histograms in Prometheus' text format. Names: terrace_<noun>_<unit>_total|bytes|seconds. Labels come
-// from small fixed sets (tier, outcome, reason, route): never from requests.
+// Counters, gauges and histograms in Prometheus' text format. Names: terrace_<noun>_<unit>_total|bytes|seconds. Labels
+// come from small fixed sets (tier, outcome, reason, route): never from requests.
 //
-// Get a metric once and keep the reference: it lives as long as the registry. Updates are lock-free and may come from any thread.
+// Get a metric once and keep the reference: it lives as long as the registry. Updates are lock-free and may come from
+// any thread.
 #pragma once
 
 #include <array>
@@ -57,7 +58,8 @@ class Metrics {
   Gauge& GetGauge(const std::string& name, const std::string& help, const Labels& labels = {});
   Histogram& GetHistogram(const std::string& name, const std::string& help, const Labels& labels = {});
   // A gauge read when asked for: `read` runs in Text(), with no lock of the registry held.
-  void AddGaugeCallback(const std::string& name, const std::string& help, const Labels& labels, std::function<double()> read);
+  void AddGaugeCallback(const std::string& name, const std::string& help, const Labels& labels,
+                        std::function<double()> read);
 
   std::string Text() const;  // Prometheus exposition format, version 0.0.4.
 

@@ -1,5 +1,5 @@
-// Would catch: an exposition that Prometheus refuses (escaping, HELP or TYPE twice, buckets not cumulative), two objects for one metric,
-// lost counts, a callback run under the registry's lock.
+// Would catch: an exposition that Prometheus refuses (escaping, HELP or TYPE twice, buckets not cumulative), two
+// objects for one metric, lost counts, a callback run under the registry's lock.
 #include "base/metrics.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,8 @@ TEST(Metrics, TheSameNameAndLabelsAreTheSameObject) {
 TEST(Metrics, HistogramBucketsAreCumulativeFrom1MsTo131S) {
   Metrics metrics;
   Histogram& histogram = metrics.GetHistogram("h_seconds", "h", {{"tier", "ram"}});
-  for (const double seconds : {0.0, 0.001, 0.0011, 0.5, 131.072, 132.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double seconds :
+       {0.0, 0.001, 0.0011, 0.5, 131.072, 132.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
     histogram.Observe(seconds);
   }
   const std::string text = metrics.Text();

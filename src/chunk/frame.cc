@@ -131,8 +131,9 @@ std::variant<Frame, Reason> DecodeFrameHeader(std::span<const std::byte> head, u
   const uint64_t payload = frame.info.payload_bytes;
   if (Get<uint32_t>(head, kAtHeaderBytes) != kFrameHeaderBytes || Get<uint32_t>(head, kAtCodec) != 0 || payload == 0 ||
       payload > kFramePayloadBytesMax || Get<uint64_t>(head, kAtPaddedBytes) != PaddedBytes(payload) ||
-      frame.segment_bytes != FrameSegmentBytes(payload) || segment_count != SegmentCount(payload, frame.segment_bytes) ||
-      !Zero(head.subspan(192, kAtReservedEnd - 192)) || !Zero(head.subspan(kAtSegments + 8ull * segment_count))) {
+      frame.segment_bytes != FrameSegmentBytes(payload) ||
+      segment_count != SegmentCount(payload, frame.segment_bytes) || !Zero(head.subspan(192, kAtReservedEnd - 192)) ||
+      !Zero(head.subspan(kAtSegments + 8ull * segment_count))) {
     return Reason::kDamaged;
   }
   if (file_bytes < FrameBytes(payload)) return Reason::kTruncated;

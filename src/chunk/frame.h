@@ -1,9 +1,9 @@
-// The frame: a chunk's bytes with a header that proves them. A file and an object are the same bytes: 4 KiB of header, then the
-// payload, then zeros up to a multiple of 4 KiB. docs/internals/frame.md is the format; tests/data/frame-v1.bin a sample that every
-// later release must read or refuse by name.
+// The frame: a chunk's bytes with a header that proves them. A file and an object are the same bytes: 4 KiB of header,
+// then the payload, then zeros up to a multiple of 4 KiB. docs/internals/frame.md is the format;
+// tests/data/frame-v1.bin a sample that every later release must read or refuse by name.
 //
-// The decoder is strict: any bit of the header that is not as the encoder would write it makes the frame no frame. XXH3 finds damage,
-// not malice.
+// The decoder is strict: any bit of the header that is not as the encoder would write it makes the frame no frame. XXH3
+// finds damage, not malice.
 #pragma once
 
 #include <array>
@@ -38,17 +38,18 @@ struct Frame {
 constexpr uint64_t PaddedBytes(uint64_t payload_bytes) { return (payload_bytes + 4095) / 4096 * 4096; }
 constexpr uint64_t FrameBytes(uint64_t payload_bytes) { return kFrameHeaderBytes + PaddedBytes(payload_bytes); }
 
-// Segment size for a payload: kSegmentBytes unless its table would not fit in the header, then the next power of two that does.
+// Segment size for a payload: kSegmentBytes unless its table would not fit in the header, then the next power of two
+// that does.
 uint64_t FrameSegmentBytes(uint64_t payload_bytes);
 
 using FrameHeader = std::array<std::byte, kFrameHeaderBytes>;
 
-// `hashes`: of the payload, in segments of kSegmentBytes (as HashSegments gives). For payloads whose FrameSegmentBytes is larger, pass
-// the payload's hashes at that size.
+// `hashes`: of the payload, in segments of kSegmentBytes (as HashSegments gives). For payloads whose FrameSegmentBytes
+// is larger, pass the payload's hashes at that size.
 FrameHeader EncodeFrameHeader(const FrameInfo& info, uint64_t created_ns, std::span<const uint64_t> hashes);
 
-// Decodes the first kFrameHeaderBytes of a frame of `file_bytes` in all. On failure the Reason: kEmpty (0 bytes), kTruncated (shorter than
-// the header says, or than a header), kDamaged, kVersion.
+// Decodes the first kFrameHeaderBytes of a frame of `file_bytes` in all. On failure the Reason: kEmpty (0 bytes),
+// kTruncated (shorter than the header says, or than a header), kDamaged, kVersion.
 std::variant<Frame, Reason> DecodeFrameHeader(std::span<const std::byte> head, uint64_t file_bytes);
 
 // Verifies one segment as it arrives: `index` from 0, `bytes` exactly that segment of the payload.

@@ -1,5 +1,5 @@
-// Would catch: a header that decodes after any bit of it changed, a frame cut or padded anywhere that still passes, a format drift that old
-// files would not survive, an unknown version taken for damage (and thrown away).
+// Would catch: a header that decodes after any bit of it changed, a frame cut or padded anywhere that still passes, a
+// format drift that old files would not survive, an unknown version taken for damage (and thrown away).
 #include "chunk/frame.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,8 @@ std::vector<std::byte> FrameFile(size_t payload_bytes) {
 }
 
 TEST(Frame, DecodesToWhatWasEncoded) {
-  for (const size_t bytes : {size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, kSegmentBytes, kSegmentBytes + 1, 6 * kSegmentBytes}) {
+  for (const size_t bytes :
+       {size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, kSegmentBytes, kSegmentBytes + 1, 6 * kSegmentBytes}) {
     const auto file = FrameFile(bytes);
     EXPECT_EQ(file.size() % 4096, 0u);
     const auto decoded = DecodeFrameHeader(file, file.size());
@@ -78,7 +79,9 @@ TEST(Frame, AnyFlippedBitOfTheHeaderIsDamage) {
 
 TEST(Frame, LengthsThatDisagreeHaveTheirReason) {
   const auto file = FrameFile(10000);
-  const auto reason = [&](size_t bytes) { return std::get<Reason>(DecodeFrameHeader(std::span(file).first(bytes), bytes)); };
+  const auto reason = [&](size_t bytes) {
+    return std::get<Reason>(DecodeFrameHeader(std::span(file).first(bytes), bytes));
+  };
   EXPECT_EQ(reason(0), Reason::kEmpty);
   EXPECT_EQ(reason(1), Reason::kTruncated);
   EXPECT_EQ(reason(kFrameHeaderBytes - 1), Reason::kTruncated);
@@ -131,7 +134,8 @@ TEST(Frame, LargePayloadsUseLargerSegments) {
   EXPECT_EQ(std::get<Frame>(decoded).segment_bytes, 4 * kSegmentBytes);
 }
 
-// The file stays in the tree for ever: what format version 1 wrote must be read, or refused by name, by every later release.
+// The file stays in the tree for ever: what format version 1 wrote must be read, or refused by name, by every later
+// release.
 TEST(Frame, ReadsTheSampleFileOfVersion1) {
   std::ifstream in(std::string(TERRACE_TEST_DATA) + "/frame-v1.bin", std::ios::binary);
   ASSERT_TRUE(in) << "tests/data/frame-v1.bin is missing";
@@ -143,7 +147,8 @@ TEST(Frame, ReadsTheSampleFileOfVersion1) {
   EXPECT_EQ(frame.info, Info(5000));
   EXPECT_TRUE(SegmentMatches(frame, 0, file.subspan(kFrameHeaderBytes, 5000)));
   const auto written_now = FrameFile(5000);
-  EXPECT_TRUE(std::equal(file.begin(), file.end(), written_now.begin(), written_now.end())) << "the encoder changed: new version needed";
+  EXPECT_TRUE(std::equal(file.begin(), file.end(), written_now.begin(), written_now.end()))
+      << "the encoder changed: new version needed";
 }
 
 }  // namespace

@@ -159,8 +159,8 @@ void KeyChain::Extend(std::span<const int32_t> tokens) {
       const uint64_t item_end = static_cast<uint64_t>(item.position) + item.length;
       const uint64_t from = std::max<uint64_t>(begin, item.position);
       if (from >= std::min(end, item_end)) continue;
-      spans.push_back(
-          {static_cast<uint32_t>(from - begin), static_cast<uint32_t>(from - item.position), std::string_view(item.id)});
+      spans.push_back({static_cast<uint32_t>(from - begin), static_cast<uint32_t>(from - item.position),
+                       std::string_view(item.id)});
     }
     keys_.push_back(ChunkKey(parent(i), tokens.subspan(begin, chunk_tokens_), spans));
   }

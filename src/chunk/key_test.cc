@@ -1,18 +1,19 @@
-// Would catch: keys that depend on the process, its environment or its seeds; two spaces or chunks that share a name although they differ
-// in something that changes the bytes; an optional whose absence has two spellings; drift from the published vectors.
+// Would catch: keys that depend on the process, its environment or its seeds; two spaces or chunks that share a name
+// although they differ in something that changes the bytes; an optional whose absence has two spellings; drift from the
+// published vectors.
+#include "terrace/key.h"
+
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <fstream>
-#include <numeric>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
-#include <unistd.h>
-
-#include "terrace/key.h"
 
 namespace terrace {
 namespace {
@@ -46,7 +47,8 @@ SpaceFields Base() {
   return f;
 }
 
-std::vector<Digest> KeysOf(const SpaceFields& fields, std::span<const int32_t> tokens, std::vector<MediaItem> media = {}) {
+std::vector<Digest> KeysOf(const SpaceFields& fields, std::span<const int32_t> tokens,
+                           std::vector<MediaItem> media = {}) {
   KeyChain chain(SpaceId(fields), fields.chunk_tokens, std::move(media));
   chain.Extend(tokens);
   return chain.keys();
@@ -68,8 +70,9 @@ TEST(Key, TwentyProcessesWithRandomEnvironmentsAgree) {
   const ssize_t n = readlink("/proc/self/exe", self.data(), self.size() - 1);
   ASSERT_GT(n, 0);
   for (int i = 0; i < 20; ++i) {
-    const std::string environment = "PYTHONHASHSEED=" + std::to_string(i * 7919) + " LC_ALL=" + (i % 2 ? "C" : "tr_TR.UTF-8") +
-                                    " TZ=UTC" + std::to_string(i % 12) + " X" + std::to_string(i) + "=" + std::to_string(rand());
+    const std::string environment = "PYTHONHASHSEED=" + std::to_string(i * 7919) +
+                                    " LC_ALL=" + (i % 2 ? "C" : "tr_TR.UTF-8") + " TZ=UTC" + std::to_string(i % 12) +
+                                    " X" + std::to_string(i) + "=" + std::to_string(rand());
     const std::string command = "env -i " + environment + " " + self.data() + " --gtest_filter=Key.PrintsTheKeysOfD1";
     FILE* pipe = popen(command.c_str(), "r");
     ASSERT_NE(pipe, nullptr);
@@ -202,7 +205,8 @@ TEST(Key, HexRoundTripsAndRefusesWhatIsNone) {
   EXPECT_EQ(Digest::FromHex(upper), std::nullopt);
 }
 
-// Lines of "name hex..." that docs/internals/keys.md prints and tests/build/test_keys.py computes from the specification alone.
+// Lines of "name hex..." that docs/internals/keys.md prints and tests/build/test_keys.py computes from the
+// specification alone.
 TEST(Key, AgreesWithThePublishedVectors) {
   std::ifstream in(std::string(TERRACE_TEST_DATA) + "/keys.txt");
   ASSERT_TRUE(in) << "tests/data/keys.txt is missing";

@@ -3,7 +3,7 @@
 namespace terrace {
 namespace {
 
-constexpr size_t kComponentBytes = 200;  // Leaves room below NAME_MAX (255) for a suffix.
+constexpr size_t kComponentBytes = 200;   // Leaves room below NAME_MAX (255) for a suffix.
 constexpr std::string_view kEmpty = "%";  // No name encodes to a lone percent sign.
 
 bool Plain(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.'; }

@@ -7,8 +7,9 @@
 
 namespace terrace {
 
-// Distinct names give distinct paths, also where the file system ignores case. Only [a-z0-9._-], '%' before two hex digits, '+' at the end
-// of a component that goes on in the next one; never "", ".", "..", a leading '.', or a component above 200 bytes.
+// Distinct names give distinct paths, also where the file system ignores case. Only [a-z0-9._-], '%' before two hex
+// digits, '+' at the end of a component that goes on in the next one; never "", ".", "..", a leading '.', or a
+// component above 200 bytes.
 std::string EncodeName(std::string_view name);
 
 // The name, or nothing if `path` is not exactly what EncodeName gives.

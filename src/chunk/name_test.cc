@@ -1,4 +1,5 @@
-// Would catch: two names on one path, a path that leaves its root, a name that does not come back, a component longer than a file system takes.
+// Would catch: two names on one path, a path that leaves its root, a name that does not come back, a component longer
+// than a file system takes.
 #include "chunk/name.h"
 
 #include <gtest/gtest.h>
@@ -26,9 +27,29 @@ void ExpectSafe(const std::string& path) {
 
 // D6.
 TEST(Name, HardNamesAreDistinctSafeAndComeBack) {
-  const std::vector<std::string> names = {
-      "org/m", "../m", "m m", "m@1", "m%2F", "m\xC3\xBC", std::string(300, 'x'), std::string(300, '/'), std::string(301, 'x'),
-      "", ".", "..", "/", "m", "M", "org%2fm", "%", "+", "a+/b", ".hidden", "a/.b", std::string("\0", 1), std::string("m\0", 2)};
+  const std::vector<std::string> names = {"org/m",
+                                          "../m",
+                                          "m m",
+                                          "m@1",
+                                          "m%2F",
+                                          "m\xC3\xBC",
+                                          std::string(300, 'x'),
+                                          std::string(300, '/'),
+                                          std::string(301, 'x'),
+                                          "",
+                                          ".",
+                                          "..",
+                                          "/",
+                                          "m",
+                                          "M",
+                                          "org%2fm",
+                                          "%",
+                                          "+",
+                                          "a+/b",
+                                          ".hidden",
+                                          "a/.b",
+                                          std::string("\0", 1),
+                                          std::string("m\0", 2)};
   std::set<std::string> paths;
   for (const std::string& name : names) {
     const std::string path = EncodeName(name);

@@ -1,6 +1,6 @@
-// The content digest of weights: SHA-256 of all bytes of a file, computed in the background, kept in a cache folder by the file's
-// identity (device, inode, size, mtime and ctime in nanoseconds), so that the next start knows it at once. No sampling: a fine-tune may
-// change one layer.
+// The content digest of weights: SHA-256 of all bytes of a file, computed in the background, kept in a cache folder by
+// the file's identity (device, inode, size, mtime and ctime in nanoseconds), so that the next start knows it at once.
+// No sampling: a fine-tune may change one layer.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,5 @@
-// Would catch: a digest that misses a change anywhere in the file, a cached digest used for other bytes, a start that waits for the hash.
+// Would catch: a digest that misses a change anywhere in the file, a cached digest used for other bytes, a start that
+// waits for the hash.
 #include "chunk/weights.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,9 @@ class Weights : public testing::Test {
   }
   ~Weights() override { std::filesystem::remove_all(dir_); }
   std::string Path(const std::string& name) const { return dir_ / name; }
-  static void Write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+  static void Write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
 
   const std::filesystem::path dir_;
 };

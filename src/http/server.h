@@ -1,7 +1,7 @@
 // HTTP/1.1 server for the engine and the metrics endpoint. Plain types only: no asio or Beast here.
 //
-// Reactor threads run connections; a handler runs on one of them and must not block: it answers through its Responder, at once or
-// later from any thread.
+// Reactor threads run connections; a handler runs on one of them and must not block: it answers through its Responder,
+// at once or later from any thread.
 #pragma once
 
 #include <chrono>
@@ -21,11 +21,11 @@ namespace terrace::http {
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct Request {
-  std::string method;   // "POST".
-  std::string path;     // Without the query.
-  std::string query;    // After '?', raw.
-  Headers headers;      // As received.
-  std::string body;     // Whole.
+  std::string method;  // "POST".
+  std::string path;    // Without the query.
+  std::string query;   // After '?', raw.
+  Headers headers;     // As received.
+  std::string body;    // Whole.
   // First value of a header, any case; "" if absent.
   std::string_view Header(std::string_view name) const;
 };
@@ -36,7 +36,8 @@ class Responder {
   virtual ~Responder() = default;
   // The whole answer, with Content-Length.
   virtual void Send(int status, Headers headers, std::string body) = 0;
-  // A streamed answer: Begin once, Write any number of times (each piece goes out as soon as the socket takes it), End once.
+  // A streamed answer: Begin once, Write any number of times (each piece goes out as soon as the socket takes it), End
+  // once.
   virtual void Begin(int status, Headers headers) = 0;
   // False: the client is gone, or it is so slow that more than Options::unsent_bytes_max wait; stop producing.
   virtual bool Write(std::string piece) = 0;
@@ -50,12 +51,12 @@ using Handler = std::function<void(Request, std::shared_ptr<Responder>)>;
 
 struct Options {
   std::string host = "127.0.0.1";
-  uint16_t port = 0;                           // 0: any free one.
+  uint16_t port = 0;  // 0: any free one.
   size_t threads = 1;
-  size_t header_bytes_max = 64 << 10;          // Above: 431.
-  size_t body_bytes_max = 64 << 20;            // Above: 413.
-  size_t connections_max = 4096;               // Above: 503 and close.
-  size_t unsent_bytes_max = 4 << 20;           // Per connection.
+  size_t header_bytes_max = 64 << 10;  // Above: 431.
+  size_t body_bytes_max = 64 << 20;    // Above: 413.
+  size_t connections_max = 4096;       // Above: 503 and close.
+  size_t unsent_bytes_max = 4 << 20;   // Per connection.
   std::chrono::milliseconds idle_timeout{75000};
   std::chrono::milliseconds read_timeout{60000};   // Progress while a request arrives.
   std::chrono::milliseconds write_timeout{60000};  // Progress while the client reads.
@@ -65,9 +66,10 @@ class Server {
  public:
   // Listens at once. Port taken: an error that says which.
   static Result<std::unique_ptr<Server>> Start(Options options, Handler handler);
-  virtual ~Server() = default;                 // Stop().
+  virtual ~Server() = default;  // Stop().
   virtual uint16_t port() const = 0;
-  // Refuses new connections and requests, waits for running answers until the deadline, closes the rest. True: none was cut.
+  // Refuses new connections and requests, waits for running answers until the deadline, closes the rest. True: none was
+  // cut.
   virtual bool Drain(std::chrono::milliseconds deadline) = 0;
   virtual void Stop() = 0;
 };

@@ -1,7 +1,8 @@
-// Files behind an interface, so that shared_fs and disk run on a simulated file system in tests. Calls are synchronous and run
-// on the tier's own executor threads. Every error carries errno (Error::os_error) and the path in its text.
+// Files behind an interface, so that shared_fs and disk run on a simulated file system in tests. Calls are synchronous
+// and run on the tier's own executor threads. Every error carries errno (Error::os_error) and the path in its text.
 //
-// Real(): the operating system. A simulated twin (tests) loses unsynced bytes, tears writes, says ENOSPC late, goes stale.
+// Real(): the operating system. A simulated twin (tests) loses unsynced bytes, tears writes, says ENOSPC late, goes
+// stale.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +44,8 @@ class FileIo {
   virtual ~FileIo() = default;
   virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions = 0640) = 0;
   virtual Result<FileStat> Stat(const std::string& path) = 0;
-  virtual Result<void> Link(const std::string& from, const std::string& to) = 0;      // EEXIST if `to` is there.
-  virtual Result<void> Rename(const std::string& from, const std::string& to) = 0;    // Replaces.
+  virtual Result<void> Link(const std::string& from, const std::string& to) = 0;    // EEXIST if `to` is there.
+  virtual Result<void> Rename(const std::string& from, const std::string& to) = 0;  // Replaces.
   virtual Result<void> Unlink(const std::string& path) = 0;
   virtual Result<void> MakeDirs(const std::string& path, uint32_t permissions = 0750) = 0;  // Fine if there.
   // Names in a directory, without . and .., any order.

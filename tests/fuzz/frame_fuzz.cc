@@ -1,4 +1,5 @@
-// Would catch: a header of foreign bytes that crashes the decoder, or that decodes without being exactly what the encoder writes.
+// Would catch: a header of foreign bytes that crashes the decoder, or that decodes without being exactly what the
+// encoder writes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
