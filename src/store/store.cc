@@ -1,0 +1,486 @@
+#include "terrace/store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/executor.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "store/write_behind.h"
+#include "tier/ram_tier.h"
+
+namespace terrace {
+namespace {
+
+constexpr uint8_t kRam = 0;  // Index of RAM in tier_names(); lower tier i has i + 1.
+
+// RAM is re-read at this pace, so that memory gone bad is found before it is served for ever: 16 MiB a second is 0.2 %
+// of a core.
+constexpr uint64_t kScrubBytes = 16 << 20;
+constexpr std::chrono::milliseconds kScrubEvery{1000};
+
+// One chunk on its way into RAM, whoever asked first. Others wait for the same flight.
+struct Flight {
+  std::mutex mutex;
+  std::condition_variable landed;
+  std::optional<LoadJob::Item> item;  // Guarded by mutex; set once.
+
+  void Land(LoadJob::Item result) {
+    {
+      std::lock_guard lock(mutex);
+      item = std::move(result);
+    }
+    landed.notify_all();
+  }
+  std::optional<LoadJob::Item> Wait(TimePoint deadline) {
+    std::unique_lock lock(mutex);
+    landed.wait_until(lock, deadline, [&] { return item.has_value(); });
+    return item;
+  }
+};
+using FlightPtr = std::shared_ptr<Flight>;
+
+LoadJob::Item MissItem(Reason reason, uint8_t tier = kRam) {
+  LoadJob::Item item;
+  item.outcome = Outcome::kMiss;
+  item.reason = reason;
+  item.tier = tier;
+  return item;
+}
+
+struct Lower {
+  std::unique_ptr<Tier> tier;
+  std::unique_ptr<WriteBehind> write_behind;
+  Histogram* load_seconds = nullptr;
+};
+
+class StoreImpl final : public Store {
+ public:
+  StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram, std::vector<std::unique_ptr<Tier>> tiers,
+            Metrics& metrics);
+  ~StoreImpl() override;
+
+  const std::vector<std::string>& tier_names() const override { return names_; }
+  PrefixHit Lookup(std::span<const Digest> keys) override;
+  std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
+                                TimePoint deadline) override;
+  Result<SaveSlot> BeginSave(const FrameInfo& info) override;
+  bool Needs(const Digest& key) override;
+  void Commit(SaveSlot slot) override;
+  TierStats ram_stats() const override { return ram_->stats(); }
+  Health health() const override;
+  uint64_t pending_saves() const override;
+  CloseReport Close(TimePoint deadline) override;
+
+  // The flight of a chunk: landed already, joined, or begun now from the fastest tier that has it.
+  FlightPtr Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline);
+  // Makes room for one chunk if RAM has none: eviction is leaf first, so a prefix larger than RAM can go on only by
+  // giving up its own head. Drops those of `heads` that a lower tier holds, from the first on, until a chunk fits.
+  // Returns how many it went over.
+  size_t MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads);
+  uint64_t window_bytes() const { return window_bytes_; }
+
+ private:
+  // Whatever a load from below needs until it lands.
+  struct Staging {
+    Digest space, key;
+    uint64_t payload_bytes = 0;
+    TimePoint deadline;
+    FlightPtr flight;
+  };
+  std::optional<LoadJob::Item> FromRam(const Digest& space, const Digest& key, uint64_t payload_bytes);
+  void FetchFrom(size_t lower, Staging staging, Reason reason_so_far);
+  void Landed(size_t lower, const Staging& staging, const std::shared_ptr<RamSlot>& slot, const LoadResult& result,
+              TimePoint begun);
+  void Finish(const Staging& staging, LoadJob::Item item);
+  Reason WhyUnknown() const;
+  void CountItem(const LoadJob::Item& item);
+  void Scrub();
+
+  Metrics& metrics_;
+  const std::unique_ptr<RamTier> ram_;
+  std::vector<Lower> lower_;
+  std::vector<std::string> names_;
+  uint64_t window_bytes_ = 0;
+  std::vector<Counter*> hits_;       // By tier index.
+  std::vector<Counter*> hit_bytes_;  // By tier index.
+  std::array<Counter*, kReasonCount> misses_{};
+  Counter& save_declined_;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<Digest, FlightPtr, DigestHash> flights_;  // Guarded by mutex_.
+  std::unordered_set<Digest, DigestHash> committing_;          // Guarded by mutex_. Being hashed.
+  bool closed_ = false;                                        // Guarded by mutex_.
+
+  // One thread: chunks become visible, and reach the write-behind queues, in the order committed (parents first).
+  ThreadPool background_{"terrace-hash", 1};
+};
+
+class JobImpl final : public LoadJob {
+ public:
+  JobImpl(StoreImpl& store, const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
+          TimePoint deadline)
+      : store_(store),
+        space_(space),
+        keys_(keys.begin(), keys.end()),
+        payload_bytes_(payload_bytes),
+        deadline_(deadline),
+        flights_(keys.size()) {
+    std::lock_guard lock(mutex_);
+    Advance(0);
+  }
+
+  size_t size() const override { return keys_.size(); }
+
+  Item Wait(size_t i, TimePoint deadline) override {
+    FlightPtr flight;
+    {
+      std::lock_guard lock(mutex_);
+      Advance(i);
+      flight = std::exchange(flights_[i], nullptr);
+    }
+    if (!flight) return MissItem(Reason::kCancelled);  // Asked twice, or beyond a hole.
+    std::optional<Item> item = flight->Wait(std::min(deadline, deadline_));
+    return item ? *std::move(item) : MissItem(Reason::kTimeout);
+  }
+
+ private:
+  // Begins what fits into the window beyond item `done`. A prefix larger than RAM is staged while its head is consumed.
+  void Advance(size_t done) {
+    while (next_ < keys_.size() && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
+      heads_dropped_ +=
+          store_.MakeRoom(payload_bytes_, std::span(keys_).subspan(heads_dropped_, done - heads_dropped_));
+      flights_[next_] = store_.Fetch(space_, keys_[next_], payload_bytes_, deadline_);
+      ++next_;
+    }
+  }
+
+  StoreImpl& store_;
+  const Digest space_;
+  const std::vector<Digest> keys_;
+  const uint64_t payload_bytes_;
+  const TimePoint deadline_;
+  std::mutex mutex_;
+  std::vector<FlightPtr> flights_;  // Guarded by mutex_. Null before it is begun and after it was taken.
+  size_t next_ = 0;                 // Guarded by mutex_. First not begun.
+  size_t heads_dropped_ = 0;        // Guarded by mutex_. Consumed chunks that were looked at to make room.
+};
+
+StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
+                     std::vector<std::unique_ptr<Tier>> tiers, Metrics& metrics)
+    : metrics_(metrics),
+      ram_(std::move(ram)),
+      window_bytes_(ram_->stats().bytes_max / 2),
+      save_declined_(
+          metrics.GetCounter("terrace_saves_declined_total", "Chunks that found no room in RAM to be saved from.")) {
+  names_.push_back("ram");
+  for (auto& tier : tiers) {
+    Lower lower;
+    names_.push_back(tier->info().name);
+    lower.load_seconds = &metrics.GetHistogram(
+        "terrace_load_seconds", "Time of one chunk's load from a tier below RAM.", {{"tier", tier->info().name}});
+    lower.write_behind = std::make_unique<WriteBehind>(
+        *tier,
+        WriteBehind::Options{.bytes_max = options.write_behind_bytes_max, .in_flight_max = options.save_in_flight_max},
+        metrics);
+    lower.tier = std::move(tier);
+    lower_.push_back(std::move(lower));
+  }
+  for (const std::string& name : names_) {
+    hits_.push_back(&metrics.GetCounter("terrace_chunk_hits_total", "Chunks loaded, by the tier the bytes came from.",
+                                        {{"tier", name}}));
+    hit_bytes_.push_back(
+        &metrics.GetCounter("terrace_loaded_bytes_total", "Payload bytes loaded, by tier.", {{"tier", name}}));
+  }
+  for (int i = 1; i < kReasonCount; ++i) {
+    misses_[i] = &metrics.GetCounter("terrace_chunk_misses_total", "Chunks asked for and not loaded, by reason.",
+                                     {{"reason", ReasonName(static_cast<Reason>(i))}});
+  }
+  const auto gauge = [&](const char* name, const char* help, size_t index, uint64_t TierStats::* field) {
+    metrics.AddGaugeCallback(name, help, {{"tier", names_[index]}}, [this, index, field] {
+      const TierStats stats = index == kRam ? ram_->stats() : lower_[index - 1].tier->stats();
+      return static_cast<double>(stats.*field);
+    });
+  };
+  for (size_t i = 0; i < names_.size(); ++i) {
+    gauge("terrace_tier_bytes", "Bytes a tier holds.", i, &TierStats::bytes);
+    gauge("terrace_tier_frames", "Frames a tier holds.", i, &TierStats::frames);
+    gauge("terrace_tier_bytes_max", "Cap of a tier; 0: none.", i, &TierStats::bytes_max);
+    gauge("terrace_tier_quarantined", "Frames found damaged since the start.", i, &TierStats::quarantined);
+  }
+  gauge("terrace_tier_pinned_bytes", "Bytes that may not be evicted now.", kRam, &TierStats::pinned_bytes);
+  background_.PostAfter(kScrubEvery, [this] { Scrub(); });
+}
+
+StoreImpl::~StoreImpl() {
+  Close(std::chrono::steady_clock::now());
+  background_.Stop();
+}
+
+void StoreImpl::Scrub() {
+  ram_->ScrubSome(kScrubBytes);
+  background_.PostAfter(kScrubEvery, [this] { Scrub(); });
+}
+
+Reason StoreImpl::WhyUnknown() const {
+  for (const Lower& lower : lower_) {
+    const TierStats stats = lower.tier->stats();
+    if (!stats.available) return Reason::kUnavailable;
+    if (!stats.index_ready) return Reason::kIndexLoading;
+  }
+  return Reason::kNotFound;
+}
+
+PrefixHit StoreImpl::Lookup(std::span<const Digest> keys) {
+  PrefixHit hit;
+  std::vector<uint8_t> known(keys.size(), 0);
+  std::vector<uint8_t> present(keys.size());
+  hit.tier.assign(keys.size(), 0);
+  for (size_t t = 0; t < names_.size(); ++t) {
+    Tier& tier = t == kRam ? static_cast<Tier&>(*ram_) : *lower_[t - 1].tier;
+    std::fill(present.begin(), present.end(), 0);
+    tier.Contains(keys, present);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (present[i] && !known[i]) {
+        known[i] = 1;
+        hit.tier[i] = static_cast<uint8_t>(t);
+      }
+    }
+  }
+  while (hit.chunks < keys.size() && known[hit.chunks]) ++hit.chunks;
+  hit.tier.resize(hit.chunks);
+  if (hit.chunks < keys.size()) hit.miss_reason = WhyUnknown();
+  return hit;
+}
+
+std::shared_ptr<LoadJob> StoreImpl::Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
+                                         TimePoint deadline) {
+  return std::make_shared<JobImpl>(*this, space, keys, payload_bytes, deadline);
+}
+
+size_t StoreImpl::MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads) {
+  FrameInfo probe;
+  probe.key = heads.empty() ? Digest{} : heads[0];
+  probe.payload_bytes = payload_bytes;
+  size_t gone_over = 0;
+  while (gone_over < heads.size() && !ram_->Reserve(probe)) {
+    const std::span<const Digest> head = heads.subspan(gone_over++, 1);
+    for (const Lower& lower : lower_) {
+      uint8_t present = 0;
+      lower.tier->Contains(head, std::span(&present, 1));
+      if (!present) continue;
+      ram_->Erase(head);
+      break;
+    }
+  }
+  return gone_over;
+}
+
+std::optional<LoadJob::Item> StoreImpl::FromRam(const Digest& space, const Digest& key, uint64_t payload_bytes) {
+  const std::optional<RamLease> lease = ram_->Acquire(key);
+  if (!lease) return std::nullopt;
+  if (lease->info.space != space || lease->info.payload_bytes != payload_bytes) return MissItem(Reason::kForeign);
+  LoadJob::Item item;
+  item.outcome = Outcome::kHit;
+  item.lease = *lease;
+  return item;
+}
+
+FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline) {
+  auto flight = std::make_shared<Flight>();
+  if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
+    CountItem(*item);
+    flight->Land(*std::move(item));
+    return flight;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) {
+      flight->Land(MissItem(Reason::kUnavailable));
+      return flight;
+    }
+    const auto [it, begun] = flights_.try_emplace(key, flight);
+    if (!begun) return it->second;
+  }
+  Staging staging{space, key, payload_bytes, deadline, flight};
+  // An earlier flight may have landed between the two looks: it was in RAM before it left flights_.
+  if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
+    Finish(staging, *std::move(item));
+  } else {
+    FetchFrom(0, std::move(staging), Reason::kNone);
+  }
+  return flight;
+}
+
+// From the first tier at or below `lower` that believes it has the chunk. `reason_so_far`: why the tiers above it
+// failed.
+void StoreImpl::FetchFrom(size_t lower, Staging staging, Reason reason_so_far) {
+  uint8_t present = 0;
+  for (; lower < lower_.size(); ++lower) {
+    lower_[lower].tier->Contains(std::span(&staging.key, 1), std::span(&present, 1));
+    if (present) break;
+  }
+  if (!present) {
+    return Finish(staging, MissItem(reason_so_far == Reason::kNone ? WhyUnknown() : reason_so_far));
+  }
+  FrameInfo info;
+  info.space = staging.space;
+  info.key = staging.key;
+  info.payload_bytes = staging.payload_bytes;
+  Result<RamSlot> reserved = ram_->Reserve(info);
+  if (!reserved) return Finish(staging, MissItem(Reason::kFull, static_cast<uint8_t>(lower + 1)));
+  auto slot = std::make_shared<RamSlot>(*std::move(reserved));
+  std::vector<LoadItem> items;
+  items.push_back({.key = staging.key, .space = staging.space, .into = slot->bytes(), .owner = slot});
+  const TimePoint begun = std::chrono::steady_clock::now();
+  const TimePoint deadline = staging.deadline;
+  auto batch = std::make_shared<LoadBatch>(
+      1, [this, lower, staging = std::move(staging), slot, begun](size_t, const LoadResult& result) {
+        Landed(lower, staging, slot, result, begun);
+      });
+  lower_[lower].tier->Load(std::move(items), deadline, std::move(batch));
+}
+
+void StoreImpl::Landed(size_t lower, const Staging& staging, const std::shared_ptr<RamSlot>& slot,
+                       const LoadResult& result, TimePoint begun) {
+  if (result.outcome != Outcome::kHit) {
+    if (result.error) {
+      log::Warn("load_failed", {{"tier", names_[lower + 1]}, {"key", staging.key.Hex()}, {"why", result.error->what}});
+    }
+    return FetchFrom(lower + 1, staging, result.reason);
+  }
+  lower_[lower].load_seconds->Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
+  slot->SetInfo(result.info);
+  const std::optional<RamLease> lease = ram_->Commit(std::move(*slot), result.hashes);
+  if (!lease) return Finish(staging, MissItem(Reason::kCancelled));  // The store closes.
+  LoadJob::Item item;
+  item.outcome = Outcome::kHit;
+  item.tier = static_cast<uint8_t>(lower + 1);
+  item.lease = *lease;
+  Finish(staging, std::move(item));
+}
+
+void StoreImpl::Finish(const Staging& staging, LoadJob::Item item) {
+  CountItem(item);
+  {
+    std::lock_guard lock(mutex_);
+    flights_.erase(staging.key);
+  }
+  staging.flight->Land(std::move(item));
+}
+
+void StoreImpl::CountItem(const LoadJob::Item& item) {
+  if (item.outcome == Outcome::kHit) {
+    hits_[item.tier]->Add();
+    hit_bytes_[item.tier]->Add(item.lease.info.payload_bytes);
+  } else if (item.reason != Reason::kNone) {
+    misses_[static_cast<int>(item.reason)]->Add();
+  }
+}
+
+bool StoreImpl::Needs(const Digest& key) {
+  {
+    std::lock_guard lock(mutex_);
+    if (committing_.contains(key)) return false;
+  }
+  uint8_t present = 0;
+  ram_->Contains(std::span(&key, 1), std::span(&present, 1));
+  if (!present) return true;
+  for (const Lower& lower : lower_) {
+    lower.tier->Contains(std::span(&key, 1), std::span(&present, 1));
+    if (!present && !lower.write_behind->Has(key)) return true;
+  }
+  return false;
+}
+
+Result<SaveSlot> StoreImpl::BeginSave(const FrameInfo& info) {
+  Result<RamSlot> reserved = ram_->Reserve(info);
+  if (!reserved) {
+    save_declined_.Add();
+    return Fail(reserved.error(), "save chunk " + info.key.Hex());
+  }
+  SaveSlot slot;
+  auto ram_slot = std::make_shared<RamSlot>(*std::move(reserved));
+  slot.bytes = ram_slot->bytes();
+  slot.info = info;
+  slot.reservation = std::move(ram_slot);
+  return slot;
+}
+
+void StoreImpl::Commit(SaveSlot slot) {
+  const Digest key = slot.info.key;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    committing_.insert(key);
+  }
+  background_.Post([this, key, slot = std::move(slot)] {
+    auto hashes = std::make_shared<const SegmentHashes>(HashSegments(slot.bytes));
+    RamSlot& ram_slot = *static_cast<RamSlot*>(slot.reservation.get());
+    if (const std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes))) {
+      for (const Lower& lower : lower_) {
+        lower.write_behind->Enqueue(
+            {.info = lease->info, .payload = lease->bytes, .owner = lease->pin, .hashes = lease->hashes});
+      }
+    }
+    std::lock_guard lock(mutex_);
+    committing_.erase(key);
+  });
+}
+
+Store::Health StoreImpl::health() const {
+  Health health;
+  for (const Lower& lower : lower_) {
+    const TierStats stats = lower.tier->stats();
+    if (stats.available) continue;
+    health.degraded = true;
+    health.why += (health.why.empty() ? "" : "; ") + lower.tier->info().name + ": " + stats.why;
+  }
+  return health;
+}
+
+uint64_t StoreImpl::pending_saves() const {
+  uint64_t pending = 0;
+  {
+    std::lock_guard lock(mutex_);
+    pending = committing_.size();
+  }
+  for (const Lower& lower : lower_) pending += lower.write_behind->pending();
+  return pending;
+}
+
+CloseReport StoreImpl::Close(TimePoint deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return {};
+  }
+  background_.Stop();  // Runs what was committed: hashing only, no I/O.
+  CloseReport report;
+  for (Lower& lower : lower_) {
+    report.abandoned += lower.write_behind->Drain(deadline);
+    const CloseReport tier = lower.tier->Close(deadline);
+    report.abandoned += tier.abandoned;
+    report.clean = report.clean && tier.clean;
+  }
+  report.clean = report.clean && report.abandoned == 0;
+  ram_->Close(deadline);
+  return report;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, std::vector<std::unique_ptr<Tier>> tiers,
+                                         Metrics& metrics) {
+  Result<std::unique_ptr<RamTier>> ram = RamTier::Open({.bytes_max = options.ram_bytes_max});
+  if (!ram) return Fail(ram.error(), "open store");
+  return std::make_unique<StoreImpl>(options, *std::move(ram), std::move(tiers), metrics);
+}
+
+}  // namespace terrace

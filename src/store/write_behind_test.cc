@@ -1,0 +1,171 @@
+// Would catch: a child published before its parent, RAM pinned beyond the bound, descendants of a dropped chunk left
+// behind, a chunk written twice, a drain that hangs.
+#include "store/write_behind.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+namespace terrace {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A tier that keeps saves until the test settles them.
+class HeldTier final : public Tier {
+ public:
+  const TierInfo& info() const override { return info_; }
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
+    for (size_t i = 0; i < keys.size(); ++i) present[i] = stored.contains(keys[i]);
+  }
+  void Load(std::vector<LoadItem>, TimePoint, std::shared_ptr<LoadBatch>) override { FAIL(); }
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    for (size_t i = 0; i < items.size(); ++i) held.push_back({std::move(items[i]), done, i});
+  }
+  void Erase(std::span<const Digest>) override {}
+  Result<ScanPage> Scan(const std::string&, size_t) override { return ScanPage{}; }
+  TierStats stats() const override { return {}; }
+  CloseReport Close(TimePoint) override { return {}; }
+
+  void SettleNext(Outcome outcome, bool existed = false) {
+    ASSERT_FALSE(held.empty());
+    Held next = std::move(held.front());
+    held.erase(held.begin());
+    if (outcome == Outcome::kHit) {
+      ASSERT_TRUE(next.item.info.parent == next.item.info.space || stored.contains(next.item.info.parent));
+      stored.insert(next.item.info.key);
+      order.push_back(next.item.info.key);
+    }
+    next.done->Settle(next.index, {.outcome = outcome, .reason = Reason::kNone, .existed = existed, .error = {}});
+  }
+
+  struct Held {
+    SaveItem item;
+    std::shared_ptr<SaveBatch> done;
+    size_t index;
+  };
+  std::vector<Held> held;
+  std::set<Digest> stored;
+  std::vector<Digest> order;
+
+ private:
+  TierInfo info_{.name = "held"};
+};
+
+Digest Key(int chain, int position) {
+  Digest d;
+  d.bytes[0] = static_cast<uint8_t>(chain);
+  d.bytes[1] = static_cast<uint8_t>(position + 1);
+  return d;
+}
+const Digest kSpace = [] {
+  Digest d;
+  d.bytes[31] = 1;
+  return d;
+}();
+
+SaveItem Item(int chain, int position, uint64_t bytes = 100) {
+  SaveItem item;
+  item.info.space = kSpace;
+  item.info.key = Key(chain, position);
+  item.info.parent = position == 0 ? kSpace : Key(chain, position - 1);
+  item.info.payload_bytes = bytes;
+  return item;
+}
+
+class WriteBehindTest : public testing::Test {
+ protected:
+  uint64_t Dropped(Reason reason) {
+    return metrics.GetCounter("terrace_saves_dropped_total", "", {{"tier", "held"}, {"reason", ReasonName(reason)}})
+        .value();
+  }
+  HeldTier tier;
+  Metrics metrics;
+};
+
+TEST_F(WriteBehindTest, AChildWaitsForItsParent) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 8}, metrics);
+  for (int i = 0; i < 3; ++i) queue.Enqueue(Item(1, i));
+  EXPECT_EQ(tier.held.size(), 1u);
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(tier.held.size(), 1u);
+  tier.SettleNext(Outcome::kHit);
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(tier.order, (std::vector{Key(1, 0), Key(1, 1), Key(1, 2)}));
+  EXPECT_EQ(queue.pending(), 0u);
+  EXPECT_EQ(queue.bytes(), 0u);
+}
+
+TEST_F(WriteBehindTest, ChainsGoSideBySideUpToTheBound) {
+  WriteBehind queue(tier, {.bytes_max = 10000, .in_flight_max = 3}, metrics);
+  for (int chain = 1; chain <= 5; ++chain) queue.Enqueue(Item(chain, 0));
+  EXPECT_EQ(tier.held.size(), 3u);
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(tier.held.size(), 3u);
+}
+
+TEST_F(WriteBehindTest, OverTheBoundAChunkIsDroppedWithItsDescendants) {
+  WriteBehind queue(tier, {.bytes_max = 250, .in_flight_max = 1}, metrics);
+  for (int i = 0; i < 5; ++i) queue.Enqueue(Item(1, i));
+  EXPECT_EQ(queue.bytes(), 200u);
+  EXPECT_EQ(Dropped(Reason::kFull), 1u);
+  EXPECT_EQ(Dropped(Reason::kParentMissing), 2u);
+  tier.SettleNext(Outcome::kHit);
+  tier.SettleNext(Outcome::kHit);
+  queue.Enqueue(Item(1, 4));  // Its parent never came.
+  EXPECT_EQ(Dropped(Reason::kParentMissing), 3u);
+  queue.Enqueue(Item(1, 2));
+  EXPECT_EQ(tier.held.size(), 1u);
+}
+
+TEST_F(WriteBehindTest, AFailedParentTakesItsQueuedChildrenAlong) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  for (int i = 0; i < 4; ++i) queue.Enqueue(Item(1, i));
+  queue.Enqueue(Item(2, 0));
+  tier.SettleNext(Outcome::kFailed);
+  EXPECT_EQ(Dropped(Reason::kParentMissing), 3u);
+  EXPECT_EQ(queue.pending(), 1u);
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(tier.order, std::vector{Key(2, 0)});
+  EXPECT_EQ(queue.bytes(), 0u);
+}
+
+TEST_F(WriteBehindTest, NothingIsQueuedTwice) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  queue.Enqueue(Item(1, 0));
+  queue.Enqueue(Item(1, 0));
+  EXPECT_EQ(queue.pending(), 1u);
+  tier.SettleNext(Outcome::kHit);
+  queue.Enqueue(Item(1, 0));
+  EXPECT_EQ(queue.pending(), 0u);
+}
+
+TEST_F(WriteBehindTest, BytesStayPinnedUntilSettledAndNoLonger) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  auto owner = std::make_shared<int>(1);
+  std::weak_ptr<int> watch = owner;
+  SaveItem item = Item(1, 0);
+  item.owner = std::move(owner);
+  queue.Enqueue(std::move(item));
+  EXPECT_FALSE(watch.expired());
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST_F(WriteBehindTest, DrainAtItsDeadlineDropsWhatWasNotBegun) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  queue.Enqueue(Item(1, 0));
+  queue.Enqueue(Item(2, 0));
+  queue.Enqueue(Item(2, 1));
+  EXPECT_EQ(queue.Drain(std::chrono::steady_clock::now()), 2u);
+  EXPECT_EQ(queue.pending(), 1u);
+  queue.Enqueue(Item(3, 0));
+  EXPECT_EQ(Dropped(Reason::kCancelled), 3u);
+  tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(queue.Drain(std::chrono::steady_clock::now() + 1min), 0u);
+}
+
+}  // namespace
+}  // namespace terrace
