@@ -1,0 +1,216 @@
+#include "tier/ram_arena.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "base/assert.h"
+
+namespace terrace {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kHugePageBytes = 2 << 20;
+// Rounding to 2 MiB wastes at most a fifth of a payload above 8 MiB.
+constexpr uint64_t kHugePlaceBytesMin = 16 << 20;
+// With 30 size classes of twice this, the regions take 120 TiB of the 128 TiB that x86-64 and arm64 give a process.
+constexpr uint64_t kBytesMax = 2ull << 40;
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; NOLINT(readability-identifier-naming)
+#endif
+
+constexpr uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
+std::string ErrnoText(int code) { return std::strerror(code); }
+
+}  // namespace
+
+RamArena::Slot& RamArena::Slot::operator=(Slot&& other) noexcept {
+  if (this == &other) return *this;
+  Drop();
+  arena_ = std::move(other.arena_);
+  bytes_ = std::exchange(other.bytes_, {});
+  rounded_bytes_ = other.rounded_bytes_;
+  resident_bytes_ = other.resident_bytes_;
+  size_class_ = other.size_class_;
+  place_ = other.place_;
+  return *this;
+}
+
+void RamArena::Slot::Drop() {
+  if (arena_) arena_->Free(*this);
+  arena_.reset();
+}
+
+bool RamArena::HugePagesOffered() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  std::string line;
+  if (!std::getline(file, line)) return false;
+  return line.find("[never]") == std::string::npos && line.find("[deny]") == std::string::npos;
+}
+
+Result<std::shared_ptr<RamArena>> RamArena::Open(const RamArenaOptions& options) {
+  std::shared_ptr<RamArena> arena(new RamArena);
+  arena->bytes_max_ = options.bytes_max / kPageBytes * kPageBytes;
+  arena->huge_pages_ = options.huge_pages;
+  if (arena->bytes_max_ == 0 || arena->bytes_max_ > kBytesMax) {
+    return Fail(Code::kInvalid, "ram: a cap of " + std::to_string(options.bytes_max) + " bytes: give from 4096 to " +
+                                    std::to_string(kBytesMax));
+  }
+  const uint64_t largest_place = std::bit_ceil(arena->bytes_max_);
+  const size_t classes = std::countr_zero(largest_place / kPageBytes) + 1;
+  arena->classes_.resize(classes);
+  arena->region_bytes_ = 2 * largest_place;
+  arena->mapped_bytes_ = classes * arena->region_bytes_;
+
+  const std::string attempt = "ram: map a sparse memfd for " + std::to_string(arena->bytes_max_) + " bytes: ";
+  arena->fd_ = memfd_create("terrace-ram", MFD_CLOEXEC);
+  if (arena->fd_ < 0 || ftruncate(arena->fd_, static_cast<off_t>(arena->mapped_bytes_)) != 0) {
+    const int code = errno;
+    return Fail(Code::kIo, attempt + ErrnoText(code) + "; ulimit -f must be unlimited", code);
+  }
+  if (fallocate(arena->fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes) != 0) {
+    const int code = errno;
+    return Fail(Code::kIo, attempt + "punch a hole: " + ErrnoText(code), code);
+  }
+  void* base = mmap(nullptr, arena->mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena->fd_, 0);
+  if (base == MAP_FAILED) {
+    const int code = errno;
+    return Fail(Code::kFull, attempt + ErrnoText(code) + "; ulimit -v must be unlimited, or the cap smaller", code);
+  }
+  arena->base_ = static_cast<std::byte*>(base);
+  // Advice; a refusal changes nothing. Users' KV does not belong in core files. Small places must not get huge pages,
+  // or one of them would make more resident than it is accounted for.
+  madvise(arena->base_, arena->mapped_bytes_, MADV_DONTDUMP);
+  for (uint32_t c = 0; c < classes; ++c) {
+    const bool huge = arena->huge_pages_ && kPageBytes << c >= kHugePlaceBytesMin;
+    madvise(arena->base_ + arena->PlaceOffset(c, 0), arena->region_bytes_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  }
+  return arena;
+}
+
+RamArena::~RamArena() {
+  if (base_) munmap(base_, mapped_bytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+uint64_t RamArena::PlaceOffset(uint32_t size_class, uint32_t place) const {
+  return size_class * region_bytes_ + place * (kPageBytes << size_class);
+}
+
+uint64_t RamArena::RoundedBytes(uint64_t payload_bytes) const {
+  const bool huge = huge_pages_ && std::bit_ceil(payload_bytes) >= kHugePlaceBytesMin;
+  return RoundUp(payload_bytes, huge ? kHugePageBytes : kPageBytes);
+}
+
+std::optional<RamArena::Slot> RamArena::Claim(uint64_t payload_bytes) {
+  TERRACE_ASSERT(payload_bytes > 0);
+  if (payload_bytes > bytes_max_) return std::nullopt;
+  const uint64_t needed = RoundedBytes(payload_bytes);
+  std::lock_guard lock(mutex_);
+  if (live_bytes_ + needed > bytes_max_) return std::nullopt;
+
+  // std::bit_ceil of the rounded size: 1 page is class 0, 2 pages class 1, 3 and 4 pages class 2.
+  const auto size_class = static_cast<uint32_t>(std::countr_zero(std::bit_ceil(needed / kPageBytes)));
+  SizeClass& home = classes_[size_class];
+  Place place;
+  if (!home.warm.empty()) {
+    place = home.warm.back();
+    home.warm.pop_back();
+    if (place.resident_bytes > needed) {
+      PunchLocked(PlaceOffset(size_class, place.index) + needed, place.resident_bytes - needed);
+      place.resident_bytes = needed;
+    }
+  } else if (!home.cold.empty()) {
+    place.index = home.cold.back();
+    home.cold.pop_back();
+  } else {
+    // A place in use or warm holds more than half of its bytes, and all together stay below the cap.
+    TERRACE_ASSERT((home.unused + uint64_t{1}) * (kPageBytes << size_class) <= region_bytes_);
+    place.index = home.unused++;
+  }
+  while (resident_bytes_ + needed - place.resident_bytes > bytes_max_) TERRACE_ASSERT(PunchOneWarmLocked());
+  resident_bytes_ += needed - place.resident_bytes;
+  live_bytes_ += needed;
+
+  Slot slot;
+  slot.arena_ = shared_from_this();
+  slot.bytes_ = {base_ + PlaceOffset(size_class, place.index), payload_bytes};
+  slot.rounded_bytes_ = needed;
+  slot.resident_bytes_ = place.resident_bytes;
+  slot.size_class_ = size_class;
+  slot.place_ = place.index;
+  return slot;
+}
+
+Result<void> RamArena::Touch(Slot& slot) {
+  if (slot.resident_bytes_ == slot.rounded_bytes_) return {};
+  const uint64_t bytes = slot.rounded_bytes_ - slot.resident_bytes_;
+  std::byte* begin = slot.bytes_.data() + slot.resident_bytes_;
+  if (madvise(begin, bytes, MADV_POPULATE_WRITE) != 0) {
+    int code = errno;
+    // Kernels before 5.14 don't know the advice: allocate in the file; the mapping follows with the first write.
+    if (code == EINVAL) {
+      do {
+        code = fallocate(fd_, FALLOC_FL_KEEP_SIZE, begin - base_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+      } while (code == EINTR);
+    }
+    if (code != 0) {
+      return Fail(Code::kFull, "ram: give pages to " + std::to_string(bytes) + " bytes: " + ErrnoText(code), code);
+    }
+  }
+  slot.resident_bytes_ = slot.rounded_bytes_;
+  return {};
+}
+
+void RamArena::Free(const Slot& slot) {
+  std::lock_guard lock(mutex_);
+  live_bytes_ -= slot.rounded_bytes_;
+  // Touch was not called or failed half-way: nobody knows which of these pages are there.
+  const uint64_t unknown = slot.rounded_bytes_ - slot.resident_bytes_;
+  if (unknown > 0) PunchLocked(PlaceOffset(slot.size_class_, slot.place_) + slot.resident_bytes_, unknown);
+  classes_[slot.size_class_].warm.push_back({slot.place_, slot.resident_bytes_});
+}
+
+// The hole must be there before its bytes are promised to somebody else, hence under the lock. It happens only when the
+// mix of sizes changes, and costs about 0.1 ms a MiB.
+void RamArena::PunchLocked(uint64_t offset, uint64_t bytes) {
+  // Open has tried it. It needs no memory and no device.
+  TERRACE_ASSERT(fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                           static_cast<off_t>(bytes)) == 0);
+  resident_bytes_ -= bytes;
+}
+
+bool RamArena::PunchOneWarmLocked() {
+  // The largest first: fewest calls.
+  for (auto size_class = static_cast<uint32_t>(classes_.size()); size_class-- > 0;) {
+    SizeClass& c = classes_[size_class];
+    if (c.warm.empty()) continue;
+    const Place place = c.warm.back();
+    c.warm.pop_back();
+    PunchLocked(PlaceOffset(size_class, place.index), place.resident_bytes);
+    c.cold.push_back(place.index);
+    return true;
+  }
+  return false;
+}
+
+uint64_t RamArena::live_bytes() const {
+  std::lock_guard lock(mutex_);
+  return live_bytes_;
+}
+
+uint64_t RamArena::resident_bytes() const {
+  std::lock_guard lock(mutex_);
+  return resident_bytes_;
+}
+
+}  // namespace terrace
