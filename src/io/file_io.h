@@ -18,9 +18,11 @@ namespace terrace {
 
 struct FileStat {
   uint64_t bytes = 0;
+  uint64_t device = 0;  // Tells file systems apart: a mount point differs from the directory it hides.
   uint64_t inode = 0;
   int64_t mtime_ns = 0;  // The file server's clock.
   uint32_t links = 0;
+  bool is_file = false;  // A regular one.
   bool is_directory = false;
 };
 
@@ -37,7 +39,11 @@ class File {
   virtual Result<void> Close() = 0;
 };
 
-enum class OpenMode { kRead, kCreateNew /* O_EXCL, write */, kAppend /* created if missing */ };
+enum class OpenMode {
+  kRead,
+  kCreateNew,  // For writing; EEXIST if the name is taken.
+  kAppend,     // Created if missing.
+};
 
 class FileIo {
  public:
@@ -47,7 +53,8 @@ class FileIo {
   virtual Result<void> Link(const std::string& from, const std::string& to) = 0;    // EEXIST if `to` is there.
   virtual Result<void> Rename(const std::string& from, const std::string& to) = 0;  // Replaces.
   virtual Result<void> Unlink(const std::string& path) = 0;
-  virtual Result<void> MakeDirs(const std::string& path, uint32_t permissions = 0750) = 0;  // Fine if there.
+  // One level: a parent that is missing stays missing (it may be a mount point whose mount is gone). Fine if there.
+  virtual Result<void> MakeDir(const std::string& path, uint32_t permissions = 0750) = 0;
   // Names in a directory, without . and .., any order.
   virtual Result<std::vector<std::string>> List(const std::string& path) = 0;
   struct Space {
