@@ -110,7 +110,9 @@ def keys(fields: dict, tokens: list[int], media: list[tuple[int, int, bytes]] = 
             if start < min(begin + chunk, position + length):
                 spans += struct.pack("<III", start - begin, start - position, len(identity)) + identity
                 count += 1
-        message = b"terrace.key.1" + parent + struct.pack(f"<I{chunk}i", chunk, *part) + struct.pack("<I", count) + spans
+        message = (
+            b"terrace.key.1" + parent + struct.pack(f"<I{chunk}i", chunk, *part) + struct.pack("<I", count) + spans
+        )
         parent = hashlib.sha256(message).digest()
         out.append(parent)
     return out
