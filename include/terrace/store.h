@@ -19,6 +19,7 @@
 
 namespace terrace {
 
+class Executor;
 class Metrics;
 
 // A verified chunk in RAM. Its bytes stay as they are while the lease lives (it pins them).
@@ -45,7 +46,8 @@ class LoadJob {
   };
   virtual ~LoadJob() = default;
   virtual size_t size() const = 0;
-  // Item i, or a miss with kTimeout at the deadline. After a miss the engine computes from there on.
+  // Item i, or a miss with kTimeout at the deadline (it may be asked again). A hit is handed out once. After a miss the
+  // engine computes from there on.
   virtual Item Wait(size_t i, TimePoint deadline) = 0;
 };
 
@@ -98,6 +100,9 @@ struct StoreOptions {
   uint64_t ram_bytes_max = 2ull << 30;             // Hard cap, staging included.
   uint64_t write_behind_bytes_max = 512ull << 20;  // Per lower tier, of pinned RAM.
   size_t save_in_flight_max = 4;                   // Per lower tier.
+  // Runs the store's own work: hashing, scrubbing. One task at a time, in order. Null: a thread of the store's own.
+  // Given (by the simulation), it runs nothing any more when the store is destroyed.
+  Executor* executor = nullptr;
 };
 
 // `tiers` from fastest to slowest. The store owns them. `metrics` outlives it.

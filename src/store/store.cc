@@ -117,10 +117,12 @@ class StoreImpl final : public Store {
   mutable std::mutex mutex_;
   std::unordered_map<Digest, FlightPtr, DigestHash> flights_;  // Guarded by mutex_.
   std::unordered_set<Digest, DigestHash> committing_;          // Guarded by mutex_. Being hashed.
+  std::condition_variable idle_;                               // committing_ shrank.
   bool closed_ = false;                                        // Guarded by mutex_.
 
   // One thread: chunks become visible, and reach the write-behind queues, in the order committed (parents first).
-  ThreadPool background_{"terrace-hash", 1};
+  std::unique_ptr<ThreadPool> own_thread_;  // Null if an executor was given.
+  Executor& background_;
 };
 
 class JobImpl final : public LoadJob {
@@ -144,11 +146,14 @@ class JobImpl final : public LoadJob {
     {
       std::lock_guard lock(mutex_);
       Advance(i);
-      flight = std::exchange(flights_[i], nullptr);
+      flight = flights_[i];
     }
-    if (!flight) return MissItem(Reason::kCancelled);  // Asked twice, or beyond a hole.
+    if (!flight) return MissItem(Reason::kCancelled);  // Taken before.
     std::optional<Item> item = flight->Wait(std::min(deadline, deadline_));
-    return item ? *std::move(item) : MissItem(Reason::kTimeout);
+    if (!item) return MissItem(Reason::kTimeout);
+    std::lock_guard lock(mutex_);
+    flights_[i] = nullptr;  // The caller's lease is what pins it from here on.
+    return *std::move(item);
   }
 
  private:
@@ -179,7 +184,9 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
       ram_(std::move(ram)),
       window_bytes_(ram_->stats().bytes_max / 2),
       save_declined_(
-          metrics.GetCounter("terrace_saves_declined_total", "Chunks that found no room in RAM to be saved from.")) {
+          metrics.GetCounter("terrace_saves_declined_total", "Chunks that found no room in RAM to be saved from.")),
+      own_thread_(options.executor ? nullptr : std::make_unique<ThreadPool>("terrace-store", 1)),
+      background_(options.executor ? *options.executor : *own_thread_) {
   names_.push_back("ram");
   for (auto& tier : tiers) {
     Lower lower;
@@ -219,10 +226,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
   background_.PostAfter(kScrubEvery, [this] { Scrub(); });
 }
 
-StoreImpl::~StoreImpl() {
-  Close(std::chrono::steady_clock::now());
-  background_.Stop();
-}
+StoreImpl::~StoreImpl() { Close(std::chrono::steady_clock::now()); }
 
 void StoreImpl::Scrub() {
   ram_->ScrubSome(kScrubBytes);
@@ -430,8 +434,11 @@ void StoreImpl::Commit(SaveSlot slot) {
             {.info = lease->info, .payload = lease->bytes, .owner = lease->pin, .hashes = lease->hashes});
       }
     }
-    std::lock_guard lock(mutex_);
-    committing_.erase(key);
+    {
+      std::lock_guard lock(mutex_);
+      committing_.erase(key);
+    }
+    idle_.notify_all();
   });
 }
 
@@ -461,7 +468,11 @@ CloseReport StoreImpl::Close(TimePoint deadline) {
     std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return {};
   }
-  background_.Stop();  // Runs what was committed: hashing only, no I/O.
+  {
+    std::unique_lock lock(mutex_);  // Hashing only, no I/O: soon done.
+    idle_.wait_until(lock, deadline, [&] { return committing_.empty(); });
+  }
+  if (own_thread_) own_thread_->Stop();
   CloseReport report;
   for (Lower& lower : lower_) {
     report.abandoned += lower.write_behind->Drain(deadline);
