@@ -226,7 +226,10 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
   background_.PostAfter(kScrubEvery, [this] { Scrub(); });
 }
 
-StoreImpl::~StoreImpl() { Close(std::chrono::steady_clock::now()); }
+StoreImpl::~StoreImpl() {
+  Close(std::chrono::steady_clock::now());
+  for (Lower& lower : lower_) lower.tier.reset();  // Their last calls back still find everything.
+}
 
 void StoreImpl::Scrub() {
   ram_->ScrubSome(kScrubBytes);
