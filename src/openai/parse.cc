@@ -1,0 +1,226 @@
+#include "openai/parse.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace terrace::openai {
+namespace {
+
+using Json = nlohmann::json;
+
+// Reads the fields of one object; the first bad one becomes the error and the rest is skipped.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  bool failed() const { return error_.has_value(); }
+  const ApiError& error() const { return *error_; }
+
+  void Fail(std::string param, const std::string& why) {
+    if (!error_) error_ = ApiError{.message = "'" + param + "' " + why, .param = param};
+  }
+
+  // The value, or null if it is absent or JSON's null: the two mean the same in this API.
+  const Json* Find(const char* name) const {
+    const auto it = object_.find(name);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  void Text(const char* name, std::string* into) {
+    const Json* value = Find(name);
+    if (value == nullptr) return;
+    if (!value->is_string()) return Fail(name, "must be a string");
+    *into = value->get_ref<const std::string&>();
+  }
+
+  void Bool(const char* name, bool* into) {
+    const Json* value = Find(name);
+    if (value == nullptr) return;
+    if (!value->is_boolean()) return Fail(name, "must be true or false");
+    *into = value->get<bool>();
+  }
+
+  void Number(const char* name, double low, double high, double* into) {
+    const Json* value = Find(name);
+    if (value == nullptr) return;
+    if (!value->is_number()) return Fail(name, "must be a number");
+    const double number = value->get<double>();
+    if (!(number >= low && number <= high)) {
+      return Fail(name, "must be between " + std::to_string(static_cast<int>(low)) + " and " +
+                            std::to_string(static_cast<int>(high)));
+    }
+    *into = number;
+  }
+
+  // An integer of at least `low`, cut at `high`.
+  void Count(const char* name, uint32_t low, std::optional<uint32_t>* into) {
+    const Json* value = Find(name);
+    if (value == nullptr) return;
+    if (!value->is_number_integer()) return Fail(name, "must be an integer");
+    if (!value->is_number_unsigned() || value->get<uint64_t>() < low) {
+      return Fail(name, "must be at least " + std::to_string(low));
+    }
+    *into = static_cast<uint32_t>(std::min<uint64_t>(value->get<uint64_t>(), std::numeric_limits<uint32_t>::max()));
+  }
+
+ private:
+  const Json& object_;
+  std::optional<ApiError> error_;
+};
+
+void ReadContent(Fields& fields, const Json& content, const std::string& where, std::string* into) {
+  if (content.is_string()) {
+    *into = content.get_ref<const std::string&>();
+    return;
+  }
+  if (!content.is_array()) return fields.Fail(where, "must be a string or an array of text parts");
+  for (size_t i = 0; i < content.size(); ++i) {
+    const Json& part = content[i];
+    const std::string part_where = where + "[" + std::to_string(i) + "]";
+    if (!part.is_object()) return fields.Fail(part_where, "must be an object with type \"text\"");
+    const auto type = part.find("type");
+    const auto text = part.find("text");
+    if (type == part.end() || *type != "text") return fields.Fail(part_where + ".type", "must be \"text\"");
+    if (text == part.end() || !text->is_string()) return fields.Fail(part_where + ".text", "must be a string");
+    if (i > 0) into->push_back('\n');
+    into->append(text->get_ref<const std::string&>());
+  }
+}
+
+bool KnownRole(const std::string& role) {
+  return role == "system" || role == "user" || role == "assistant" || role == "tool" || role == "function";
+}
+
+void ReadMessages(Fields& fields, std::vector<Message>* into) {
+  const Json* messages = fields.Find("messages");
+  if (messages == nullptr) return fields.Fail("messages", "is required");
+  if (!messages->is_array() || messages->empty()) return fields.Fail("messages", "must be an array of messages");
+  for (size_t i = 0; i < messages->size() && !fields.failed(); ++i) {
+    const Json& message = (*messages)[i];
+    const std::string where = "messages[" + std::to_string(i) + "]";
+    if (!message.is_object()) return fields.Fail(where, "must be an object");
+    const auto role = message.find("role");
+    if (role == message.end() || !role->is_string()) return fields.Fail(where + ".role", "must be a string");
+    Message read{.role = role->get<std::string>(), .content = {}};
+    if (read.role == "developer") read.role = "system";  // OpenAI's newer word for it.
+    if (!KnownRole(read.role)) return fields.Fail(where + ".role", "must be system, user, assistant or tool");
+    const auto content = message.find("content");
+    if (content != message.end() && !content->is_null()) {
+      ReadContent(fields, *content, where + ".content", &read.content);
+    } else if (read.role != "assistant") {  // One that only called tools has no content.
+      return fields.Fail(where + ".content", "is required");
+    }
+    into->push_back(std::move(read));
+  }
+}
+
+void ReadPrompt(Fields& fields, Request* request) {
+  const Json* prompt = fields.Find("prompt");
+  if (prompt == nullptr) return fields.Fail("prompt", "is required");
+  // An array of one prompt is that prompt.
+  if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();
+  if (prompt->is_string()) {
+    request->prompt = prompt->get_ref<const std::string&>();
+    return;
+  }
+  if (!prompt->is_array() || prompt->empty()) {
+    return fields.Fail("prompt", "must be a string, an array of one string, or an array of token ids");
+  }
+  for (const Json& token : *prompt) {
+    if (!token.is_number_unsigned())
+      return fields.Fail("prompt", "must be one prompt; several at once are not supported");
+    if (token.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
+      return fields.Fail("prompt", "has a token id that is too large");
+    }
+    request->prompt_tokens.push_back(token.get<int32_t>());
+  }
+}
+
+void ReadStop(Fields& fields, std::vector<std::string>* into) {
+  const Json* stop = fields.Find("stop");
+  if (stop == nullptr) return;
+  const Json list = stop->is_array() ? *stop : Json::array({*stop});
+  if (list.size() > kStopsMax)
+    return fields.Fail("stop", "must have at most " + std::to_string(kStopsMax) + " entries");
+  for (const Json& item : list) {
+    if (!item.is_string()) return fields.Fail("stop", "must be a string or an array of strings");
+    const auto& text = item.get_ref<const std::string&>();
+    if (text.size() > kStopBytesMax) {
+      return fields.Fail("stop", "must have entries of at most " + std::to_string(kStopBytesMax) + " bytes");
+    }
+    if (!text.empty()) into->push_back(text);
+  }
+}
+
+void ReadSeed(Fields& fields, std::optional<int64_t>* into) {
+  const Json* seed = fields.Find("seed");
+  if (seed == nullptr) return;
+  if (!seed->is_number_integer()) return fields.Fail("seed", "must be an integer");
+  *into = seed->is_number_unsigned() ? static_cast<int64_t>(seed->get<uint64_t>()) : seed->get<int64_t>();
+}
+
+void ReadStreaming(Fields& fields, Request* request) {
+  fields.Bool("stream", &request->stream);
+  const Json* options = fields.Find("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) return fields.Fail("stream_options", "must be an object");
+  if (!request->stream) return fields.Fail("stream_options", "is only allowed with stream: true");
+  const auto usage = options->find("include_usage");
+  if (usage == options->end() || usage->is_null()) return;
+  if (!usage->is_boolean()) return fields.Fail("stream_options.include_usage", "must be true or false");
+  request->include_usage = usage->get<bool>();
+}
+
+// What other servers do and this one does not, where ignoring it would answer something else than was asked.
+void RefuseUnsupported(Fields& fields) {
+  for (const char* name : {"n", "best_of"}) {
+    const Json* value = fields.Find(name);
+    if (value != nullptr && *value != 1) fields.Fail(name, "must be 1");
+  }
+  for (const char* name : {"echo", "logprobs"}) {
+    const Json* value = fields.Find(name);
+    if (value != nullptr && *value != false) fields.Fail(name, "is not supported");
+  }
+  for (const char* name : {"tools", "functions", "suffix"}) {
+    const Json* value = fields.Find(name);
+    if (value != nullptr && !value->empty() && *value != "") fields.Fail(name, "is not supported");
+  }
+  const Json* format = fields.Find("response_format");
+  if (format != nullptr && (!format->is_object() || format->value("type", Json()) != "text")) {
+    fields.Fail("response_format", "must have type \"text\"; others are not supported");
+  }
+}
+
+}  // namespace
+
+std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint endpoint) {
+  const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return ApiError{.message = "the body is not valid JSON"};
+  if (!json.is_object()) return ApiError{.message = "the body must be a JSON object"};
+
+  Fields fields(json);
+  Request request;
+  request.chat = endpoint == Endpoint::kChat || (endpoint == Endpoint::kEither && json.contains("messages"));
+  fields.Text("model", &request.model);
+  if (request.chat) {
+    ReadMessages(fields, &request.messages);
+  } else {
+    ReadPrompt(fields, &request);
+  }
+  fields.Count("max_tokens", 1, &request.max_tokens);
+  fields.Count("max_completion_tokens", 1, &request.max_tokens);  // The newer name wins.
+  fields.Number("temperature", 0, 2, &request.temperature);
+  fields.Number("top_p", 0, 1, &request.top_p);
+  fields.Text("cache_salt", &request.cache_salt);
+  ReadStop(fields, &request.stop);
+  ReadSeed(fields, &request.seed);
+  ReadStreaming(fields, &request);
+  RefuseUnsupported(fields);
+  if (fields.failed()) return fields.error();
+  return request;
+}
+
+}  // namespace terrace::openai

@@ -1,0 +1,161 @@
+// Would catch: a body that is accepted with a meaning it does not have, a wrong type that passes or brings the process
+// down, an error that does not name the field, and null treated as a value.
+#include "openai/parse.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace terrace::openai {
+namespace {
+
+Request Good(const std::string& body, Endpoint endpoint) {
+  auto parsed = ParseRequest(body, endpoint);
+  if (const auto* error = std::get_if<ApiError>(&parsed)) {
+    ADD_FAILURE() << error->message << " for " << body;
+    return {};
+  }
+  return std::get<Request>(parsed);
+}
+
+ApiError Bad(const std::string& body, Endpoint endpoint) {
+  auto parsed = ParseRequest(body, endpoint);
+  if (const auto* error = std::get_if<ApiError>(&parsed)) return *error;
+  ADD_FAILURE() << "accepted: " << body;
+  return {};
+}
+
+std::string Chat(const std::string& more) {
+  return R"({"model":"m","messages":[{"role":"user","content":"hi"}])" + (more.empty() ? "" : "," + more) + "}";
+}
+
+TEST(OpenAiParse, ReadsEveryFieldOfAChat) {
+  const Request r = Good(
+      R"({"model":"m","messages":[{"role":"developer","content":"be brief"},{"role":"user","content":"hi"},
+          {"role":"assistant","content":null},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
+          "max_tokens":5,"temperature":0,"top_p":0.5,"seed":-3,"stop":["x","y"],"stream":true,
+          "stream_options":{"include_usage":true},"cache_salt":"s","n":1,"unknown":{"deep":[1]}})",
+      Endpoint::kChat);
+  EXPECT_TRUE(r.chat);
+  EXPECT_EQ(r.model, "m");
+  ASSERT_EQ(r.messages.size(), 4u);
+  EXPECT_EQ(r.messages[0].role, "system");
+  EXPECT_EQ(r.messages[2].content, "");
+  EXPECT_EQ(r.messages[3].content, "a\nb");
+  EXPECT_EQ(r.max_tokens, 5u);
+  EXPECT_EQ(r.temperature, 0.0);
+  EXPECT_EQ(r.top_p, 0.5);
+  EXPECT_EQ(r.seed, -3);
+  EXPECT_EQ(r.stop, (std::vector<std::string>{"x", "y"}));
+  EXPECT_TRUE(r.stream);
+  EXPECT_TRUE(r.include_usage);
+  EXPECT_EQ(r.cache_salt, "s");
+}
+
+TEST(OpenAiParse, NullMeansAbsentForEveryOptionalField) {
+  const Request r =
+      Good(Chat(R"("max_tokens":null,"temperature":null,"top_p":null,"seed":null,"stop":null,"stream":null,
+      "stream_options":null,"cache_salt":null,"n":null,"logprobs":null,"tools":null,"response_format":null)"),
+           Endpoint::kChat);
+  EXPECT_FALSE(r.max_tokens);
+  EXPECT_EQ(r.temperature, 1.0);
+  EXPECT_EQ(r.top_p, 1.0);
+  EXPECT_FALSE(r.seed);
+  EXPECT_TRUE(r.stop.empty());
+  EXPECT_FALSE(r.stream);
+  EXPECT_EQ(r.cache_salt, "");
+}
+
+TEST(OpenAiParse, NewerNameOfTheTokenLimitWins) {
+  EXPECT_EQ(Good(Chat(R"("max_tokens":5,"max_completion_tokens":7)"), Endpoint::kChat).max_tokens, 7u);
+}
+
+TEST(OpenAiParse, HugeTokenLimitIsCutNotWrapped) {
+  EXPECT_EQ(Good(Chat(R"("max_tokens":18446744073709551615)"), Endpoint::kChat).max_tokens, 4294967295u);
+}
+
+TEST(OpenAiParse, CompletionTakesTextOneTextOrTokens) {
+  EXPECT_EQ(Good(R"({"prompt":"p"})", Endpoint::kCompletion).prompt, "p");
+  EXPECT_EQ(Good(R"({"prompt":["p"]})", Endpoint::kCompletion).prompt, "p");
+  EXPECT_EQ(Good(R"({"prompt":[1,2]})", Endpoint::kCompletion).prompt_tokens, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(Good(R"({"prompt":[7]})", Endpoint::kCompletion).prompt_tokens, (std::vector<int32_t>{7}));
+  EXPECT_EQ(Good(R"({"prompt":[[1,2]]})", Endpoint::kCompletion).prompt_tokens, (std::vector<int32_t>{1, 2}));
+}
+
+TEST(OpenAiParse, LookupTakesEitherBody) {
+  EXPECT_TRUE(Good(Chat(""), Endpoint::kEither).chat);
+  EXPECT_FALSE(Good(R"({"prompt":"p"})", Endpoint::kEither).chat);
+}
+
+TEST(OpenAiParse, BadJsonIsA400WithoutParam) {
+  for (const char* body : {"", "{", "[]", "3", "\"x\"", "{\"a\":1}}", "{\"prompt\":\"\xff\"}"}) {
+    const ApiError error = Bad(body, Endpoint::kCompletion);
+    EXPECT_EQ(error.status, 400);
+    EXPECT_EQ(error.type, "invalid_request_error");
+    EXPECT_FALSE(error.message.empty());
+  }
+}
+
+TEST(OpenAiParse, WrongTypesNameTheField) {
+  struct Case {
+    const char* field;
+    const char* param;
+  };
+  for (const Case& c : {Case{R"("model":3)", "model"},
+                        {R"("max_tokens":"5")", "max_tokens"},
+                        {R"("max_tokens":0)", "max_tokens"},
+                        {R"("max_tokens":-1)", "max_tokens"},
+                        {R"("max_tokens":1.5)", "max_tokens"},
+                        {R"("temperature":"hot")", "temperature"},
+                        {R"("temperature":2.1)", "temperature"},
+                        {R"("temperature":-0.1)", "temperature"},
+                        {R"("top_p":1.01)", "top_p"},
+                        {R"("seed":1.5)", "seed"},
+                        {R"("stop":5)", "stop"},
+                        {R"("stop":["a",5])", "stop"},
+                        {R"("stop":["a","b","c","d","e"])", "stop"},
+                        {R"("stream":"yes")", "stream"},
+                        {R"("stream_options":{})", "stream_options"},
+                        {R"("stream":true,"stream_options":[])", "stream_options"},
+                        {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options.include_usage"},
+                        {R"("cache_salt":1)", "cache_salt"},
+                        {R"("n":2)", "n"},
+                        {R"("logprobs":true)", "logprobs"},
+                        {R"("tools":[{"type":"function"}])", "tools"},
+                        {R"("response_format":{"type":"json_object"})", "response_format"},
+                        {R"("response_format":"json")", "response_format"}}) {
+    const ApiError error =
+        Bad(R"({"messages":[{"role":"user","content":"hi"}],)" + std::string(c.field) + "}", Endpoint::kChat);
+    EXPECT_EQ(error.param, c.param) << c.field;
+    EXPECT_NE(error.message.find(c.param), std::string::npos) << error.message;
+  }
+}
+
+TEST(OpenAiParse, BadMessagesNameTheSpot) {
+  struct Case {
+    const char* messages;
+    const char* param;
+  };
+  for (const Case& c : {Case{R"("hi")", "messages"},
+                        {R"([])", "messages"},
+                        {R"(["hi"])", "messages[0]"},
+                        {R"([{"content":"hi"}])", "messages[0].role"},
+                        {R"([{"role":"king","content":"hi"}])", "messages[0].role"},
+                        {R"([{"role":"user"}])", "messages[0].content"},
+                        {R"([{"role":"user","content":"hi"},{"role":"user","content":3}])", "messages[1].content"},
+                        {R"([{"role":"user","content":["hi"]}])", "messages[0].content[0]"},
+                        {R"([{"role":"user","content":[{"type":"image_url"}]}])", "messages[0].content[0].type"},
+                        {R"([{"role":"user","content":[{"type":"text"}]}])", "messages[0].content[0].text"}}) {
+    EXPECT_EQ(Bad(R"({"messages":)" + std::string(c.messages) + "}", Endpoint::kChat).param, c.param) << c.messages;
+  }
+  EXPECT_EQ(Bad("{}", Endpoint::kChat).param, "messages");
+}
+
+TEST(OpenAiParse, SeveralPromptsAreRefused) {
+  for (const char* prompt : {R"(["a","b"])", "[[1],[2]]", "[]", "3", "{}", "[-1]", "[1,\"a\"]", "[4294967296]"}) {
+    EXPECT_EQ(Bad(R"({"prompt":)" + std::string(prompt) + "}", Endpoint::kCompletion).param, "prompt") << prompt;
+  }
+}
+
+}  // namespace
+}  // namespace terrace::openai

@@ -1,0 +1,26 @@
+// Any bytes as a request body: parsed or refused, never a crash, and what is parsed keeps its bounds.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "openai/format.h"
+#include "openai/parse.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace terrace::openai;
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const Endpoint endpoint : {Endpoint::kChat, Endpoint::kCompletion, Endpoint::kEither}) {
+    const auto parsed = ParseRequest(body, endpoint);
+    if (const auto* error = std::get_if<ApiError>(&parsed)) {
+      if (error->status != 400 || error->message.empty() || ErrorBody(*error).empty()) std::abort();
+      continue;
+    }
+    const auto& request = std::get<Request>(parsed);
+    if (request.stop.size() > kStopsMax || request.temperature < 0 || request.temperature > 2 || request.top_p < 0 ||
+        request.top_p > 1 || request.max_tokens == 0u || (request.chat && request.messages.empty())) {
+      std::abort();
+    }
+  }
+  return 0;
+}
