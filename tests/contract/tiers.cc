@@ -1,0 +1,42 @@
+// The tiers and stacks of decorators that keep the contract. A new one adds a line to AllTiers.
+#include <utility>
+
+#include "base/assert.h"
+#include "tests/contract/tier_contract.h"
+#include "tier/fault_tier.h"
+#include "tier/ram_tier.h"
+
+namespace terrace {
+namespace {
+
+template <class T>
+std::unique_ptr<Tier> MustOpen(Result<std::unique_ptr<T>> tier) {
+  TERRACE_ASSERT(tier.has_value());
+  return *std::move(tier);
+}
+
+std::unique_ptr<Tier> OpenRam(Executor* executor) {
+  return MustOpen(RamTier::Open({.bytes_max = kContractBytes, .executor = executor}));
+}
+
+std::unique_ptr<Tier> WithoutFaults(std::unique_ptr<Tier> tier, World& world) {
+  return std::make_unique<FaultTier>(std::move(tier), FaultSpec{}, world.executor);
+}
+
+std::unique_ptr<Tier> Delayed(std::unique_ptr<Tier> tier, World& world) {
+  const FaultSpec spec{.load_delay = std::chrono::milliseconds(1), .save_delay = std::chrono::milliseconds(1)};
+  return std::make_unique<FaultTier>(std::move(tier), spec, world.executor);
+}
+
+}  // namespace
+
+std::vector<TierCase> AllTiers() {
+  return {
+      {"ram", [](World& world) { return OpenRam(&world.executor); }},
+      {"ram_inline", [](World&) { return OpenRam(nullptr); }},
+      {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
+      {"fault_delay_ram", [](World& world) { return Delayed(OpenRam(nullptr), world); }},
+  };
+}
+
+}  // namespace terrace
