@@ -14,6 +14,7 @@ namespace terrace {
 namespace {
 
 constexpr size_t kMaxShards = 4096;
+constexpr uint64_t kSlotBytesMin = 4096;  // Of an arena.
 
 size_t ShardCount() {
   // Four a core: two cores that work at once seldom meet.
@@ -32,15 +33,15 @@ size_t SegmentCount(uint64_t payload_bytes) { return (payload_bytes + kSegmentBy
 Result<std::unique_ptr<RamTier>> RamTier::Open(const RamTierOptions& options) {
   const uint64_t available = options.available_bytes > 0 ? options.available_bytes : AvailableMemoryBytes();
   const uint64_t given = std::min(options.bytes_max, available);
+  const Error too_small{Code::kInvalid, "ram: a cap of " + std::to_string(given) + " bytes (" +
+                                            std::to_string(options.bytes_max) + " asked, " + std::to_string(available) +
+                                            " available) has no room for one chunk of " +
+                                            std::to_string(options.payload_bytes) + " bytes; give more with --ram"};
+  if (given < kSlotBytesMin) return tl::unexpected<Error>(too_small);
   Result<std::shared_ptr<RamArena>> arena =
       RamArena::Open({.bytes_max = given, .huge_pages = RamArena::HugePagesOffered()});
   if (!arena) return tl::unexpected<Error>(std::move(arena.error()));
-  if (!Fits(**arena, options.payload_bytes)) {
-    return Fail(Code::kInvalid, "ram: a cap of " + std::to_string(given) + " bytes (" +
-                                    std::to_string(options.bytes_max) + " asked, " + std::to_string(available) +
-                                    " available) has no room for one chunk of " +
-                                    std::to_string(options.payload_bytes) + " bytes; give more with --ram");
-  }
+  if (!Fits(**arena, options.payload_bytes)) return tl::unexpected<Error>(too_small);
   if (given < options.bytes_max) {
     log::Warn("ram_cap_cut", {{"tier", "ram"}, {"asked_bytes", options.bytes_max}, {"given_bytes", given}});
   }
