@@ -4,22 +4,36 @@ find_package(PkgConfig REQUIRED)
 find_package(OpenSSL REQUIRED)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 
+# What every target compiles with. Flags are for our own build: whoever links an installed Terrace gets none of them.
 add_library(terrace_options INTERFACE)
-target_include_directories(terrace_options INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
-target_compile_options(terrace_options INTERFACE -fno-omit-frame-pointer)
+target_include_directories(terrace_options INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(terrace_options INTERFACE cxx_std_20)
+target_compile_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fno-omit-frame-pointer>)
 target_link_libraries(terrace_options INTERFACE Threads::Threads)
+set_target_properties(terrace_options PROPERTIES EXPORT_NAME options)
 if(TERRACE_DEVELOPER)
-  target_compile_options(terrace_options INTERFACE -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-    -Wno-sign-conversion -Wold-style-cast -Wnon-virtual-dtor
-    -Wno-missing-field-initializers)  # Options are structs named member by member; what is left out has its default.
+  # Options are structs named member by member; what is left out has its default: hence no -Wmissing-field-initializers.
+  set(warnings -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wold-style-cast
+    -Wnon-virtual-dtor -Wno-missing-field-initializers)
+  target_compile_options(terrace_options INTERFACE "$<BUILD_INTERFACE:${warnings}>")
 endif()
 if(TERRACE_SANITIZE)
-  target_compile_options(terrace_options INTERFACE -fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -g1)
-  target_link_options(terrace_options INTERFACE -fsanitize=${TERRACE_SANITIZE})
+  set(flags -fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -g1)
   if(TERRACE_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    target_compile_options(terrace_options INTERFACE -Wno-tsan)  # asio's fences; see docs/internals/dependencies.md
+    list(APPEND flags -Wno-tsan)  # asio's fences; see docs/internals/dependencies.md
   endif()
+  target_compile_options(terrace_options INTERFACE "$<BUILD_INTERFACE:${flags}>")
+  target_link_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fsanitize=${TERRACE_SANITIZE}>)
 endif()
+if(TERRACE_FUZZ)
+  target_compile_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fsanitize=fuzzer-no-link>)  # Coverage for libFuzzer.
+endif()
+
+# The libraries that an outside program links: find_package(terrace), target terrace::store.
+set(TERRACE_INSTALLED base chunk io tier store)
+install(TARGETS terrace_options EXPORT terraceTargets)
 
 # terrace_library(NAME SOURCES a.cc ... [USES other ...] [LINK external ...])
 # Target terrace_NAME, alias terrace::NAME.
@@ -32,6 +46,10 @@ function(terrace_library name)
     target_link_libraries(terrace_${name} PUBLIC terrace_${used})
   endforeach()
   target_link_libraries(terrace_${name} PUBLIC ${arg_LINK})
+  if(name IN_LIST TERRACE_INSTALLED)
+    set_target_properties(terrace_${name} PROPERTIES EXPORT_NAME ${name})
+    install(TARGETS terrace_${name} EXPORT terraceTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
 endfunction()
 
 # terrace_test(NAME SOURCES a_test.cc ... USES lib ... [LABELS label ...] [TIMEOUT seconds])
@@ -55,4 +73,48 @@ function(terrace_test name)
     set(arg_TIMEOUT 120)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+endfunction()
+
+# terrace_fuzz(NAME SOURCES a_fuzz.cc USES lib ...)
+# One libFuzzer executable, part of target `fuzz_targets`. Its seeds are tests/fuzz/corpus/NAME.
+function(terrace_fuzz name)
+  cmake_parse_arguments(arg "" "" "SOURCES;USES" ${ARGN})
+  add_executable(${name} EXCLUDE_FROM_ALL ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE terrace_options)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  foreach(used ${arg_USES})
+    target_link_libraries(${name} PRIVATE terrace_${used})
+  endforeach()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+  add_dependencies(fuzz_targets ${name})
+endfunction()
+
+# Target headers_alone: every header of a folder compiles as the first line of a file, twice over.
+function(terrace_headers_alone)
+  add_custom_target(headers_alone)
+  file(GLOB headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/terrace/*.h)
+  foreach(folder ${TERRACE_FOLDERS})
+    if(TARGET terrace_${folder})
+      file(GLOB found RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${folder}/*.h)
+      list(APPEND headers ${found})
+    endif()
+  endforeach()
+  foreach(header ${headers})
+    string(REGEX REPLACE "^(include|src)/" "" include ${header})
+    string(REGEX REPLACE "/.*" "" folder ${include})
+    set(source ${PROJECT_BINARY_DIR}/headers_alone/${include}.cc)
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${include}\"\n#include \"${include}\"\n")
+    list(APPEND sources_${folder} ${source})
+    list(APPEND folders ${folder})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(folder ${folders})
+    add_library(headers_alone_${folder} OBJECT EXCLUDE_FROM_ALL ${sources_${folder}})
+    target_compile_options(headers_alone_${folder} PRIVATE -O0)
+    target_link_libraries(headers_alone_${folder} PRIVATE terrace_options)
+    if(TARGET terrace_${folder})
+      target_link_libraries(headers_alone_${folder} PRIVATE terrace_${folder})
+    endif()
+    add_dependencies(headers_alone headers_alone_${folder})
+  endforeach()
 endfunction()

@@ -175,6 +175,23 @@ Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
   return text;
 }
 
+// Number of the line that ends the first YAML document, if one does. YAML::Load stops there in silence, and
+// YAML::LoadAll (0.7) never comes back from some inputs of seven bytes.
+std::optional<size_t> SecondDocument(std::string_view text) {
+  bool content = false;
+  for (size_t number = 1; !text.empty(); ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const bool marker = (line.starts_with("---") || line.starts_with("...")) &&
+                        (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])) != 0);
+    if (marker && content) return number;
+    const std::string_view trimmed = Trimmed(line);
+    content |= !marker && !trimmed.empty() && trimmed[0] != '#' && line[0] != '%';
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 // The sources of one Load, each read into values that say where they come from; then the best one of each option wins.
@@ -252,13 +269,14 @@ struct Loader {
     const Result<std::string> text = ReadFile(path, &others_may_read);
     if (!text) return tl::unexpected(text.error());
     try {
-      const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
-      if (documents.size() > 1) return Fail(Code::kInvalid, path + ": more than one YAML document");
-      if (documents.empty() || documents[0].IsNull()) return {};
-      if (!documents[0].IsMap()) {
-        return Fail(Code::kInvalid, At(path, documents[0]) + ": expected `name: value` lines");
+      const YAML::Node document = YAML::Load(*text);
+      if (const auto line = SecondDocument(*text)) {
+        return Fail(Code::kInvalid,
+                    path + ":" + std::to_string(*line) + ": a configuration is one YAML document; it ends here");
       }
-      for (const auto& pair : documents[0]) {
+      if (document.IsNull()) return {};
+      if (!document.IsMap()) return Fail(Code::kInvalid, At(path, document) + ": expected `name: value` lines");
+      for (const auto& pair : document) {
         if (const Result<void> read = ReadPair(path, pair.first, pair.second); !read) return read;
       }
     } catch (const YAML::Exception& error) {  // The edge: yaml-cpp reports by exception.

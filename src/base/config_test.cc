@@ -242,7 +242,7 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
       {"kv_type: f32\n", ":1: kv-type: \"f32\" is none of f16, q8_0"},
       {"help: true\n", ":1: unknown key \"help\"; see --help"},
       {"? [a]\n: 1\n", ":1: a name must be plain text"},
-      {"ram: 1GiB\n---\nram: 2GiB\n", ": more than one YAML document"},
+      {"ram: 1GiB\n---\nram: 2GiB\n", ":2: a configuration is one YAML document; it ends here"},
   };
   for (const auto& [text, expected] : cases) {
     const TempFile file(text);
@@ -255,6 +255,8 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
   }
   const TempFile empty("# nothing\n");
   EXPECT_TRUE(LoadWith({"--config", empty.path()}));
+  const TempFile marked("%YAML 1.2\n---\n# one document\nram: 1GiB\n");
+  EXPECT_EQ(LoadWith({"--config", marked.path()})->values.Bytes("ram"), 1u << 30);
   EXPECT_NE(ErrorOf(LoadWith({"--config", TempFile(std::string(2 << 20, '#')).path()})).find("larger than 1 MiB"),
             std::string::npos);
 }
