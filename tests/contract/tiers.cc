@@ -2,9 +2,13 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "io/file_io.h"
 #include "tests/contract/tier_contract.h"
 #include "tier/fault_tier.h"
 #include "tier/ram_tier.h"
+#include "tier/shared_fs_tier.h"
 
 namespace terrace {
 namespace {
@@ -28,6 +32,13 @@ std::unique_ptr<Tier> Delayed(std::unique_ptr<Tier> tier, World& world) {
   return std::make_unique<FaultTier>(std::move(tier), spec, world.executor);
 }
 
+std::unique_ptr<Tier> OpenSharedFs(World& world) {
+  static const std::unique_ptr<FileIo> io = RealFileIo();
+  static SystemClock clock;
+  static Metrics metrics;
+  return MustOpen(OpenSharedFsTier({.directory = world.directory}, {.io = *io, .clock = clock, .metrics = metrics}));
+}
+
 }  // namespace
 
 std::vector<TierCase> AllTiers() {
@@ -35,6 +46,8 @@ std::vector<TierCase> AllTiers() {
       {"ram", [](World& world) { return OpenRam(&world.executor); }},
       {"ram_inline", [](World&) { return OpenRam(nullptr); }},
       {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
+      {"shared_fs", [](World& world) { return OpenSharedFs(world); }},
+      {"fault_shared_fs", [](World& world) { return WithoutFaults(OpenSharedFs(world), world); }},
       {"fault_delay_ram", [](World& world) { return Delayed(OpenRam(nullptr), world); }},
   };
 }

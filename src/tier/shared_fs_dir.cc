@@ -1,0 +1,458 @@
+#include "tier/shared_fs_dir.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <random>
+#include <string_view>
+#include <utility>
+
+#include "base/hash.h"
+#include "base/log.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::string_view kFormatFile = "terrace.format";
+constexpr std::string_view kFormatHead = "terrace shared_fs\nversion ";
+constexpr uint32_t kFormatVersion = 1;
+constexpr std::string_view kFrameSuffix = ".kvf";
+constexpr std::string_view kTempSuffix = ".tmp";
+constexpr std::string_view kJournalSuffix = ".log";
+
+// A payload is written in pieces of this size, and `stop` asked between them: 16 ms at 256 MB/s.
+constexpr size_t kWriteBytes = 4 << 20;
+
+// EEXIST with a damaged file, ENOENT with a missing directory, and both once more because others work here too.
+constexpr int kPublishTries = 4;
+
+std::string RandomHex(int words) {
+  std::random_device random;
+  std::string hex;
+  for (int i = 0; i < words; ++i) {
+    char word[9];
+    std::snprintf(word, sizeof word, "%08x", random());
+    hex += word;
+  }
+  return hex;
+}
+
+bool LinksRefused(int os_error) { return os_error == EPERM || os_error == EOPNOTSUPP || os_error == ENOSYS; }
+
+bool SameFile(const FileStat& a, const FileStat& b) {
+  // Not the inode alone: it may have been given to the file that took the place.
+  return a.device == b.device && a.inode == b.inode && a.mtime_ns == b.mtime_ns && a.bytes == b.bytes;
+}
+
+SegmentHashes HashAt(std::span<const std::byte> payload, uint64_t segment_bytes) {
+  SegmentHashes hashes;
+  for (uint64_t at = 0; at < payload.size(); at += segment_bytes) {
+    hashes.push_back(Xxh3_64(payload.subspan(at, std::min<uint64_t>(segment_bytes, payload.size() - at))));
+  }
+  return hashes;
+}
+
+FrameProof NotKnown(Error error) { return {.reason = Reason::kUnavailable, .error = std::move(error)}; }
+
+}  // namespace
+
+SharedFsDir::SharedFsDir(Options options, FileIo& io, const Clock& clock, Metrics& metrics)
+    : options_(std::move(options)), io_(io), clock_(clock), metrics_(metrics) {}
+
+std::string SharedFsDir::FanOutPath(size_t fan_out) const {
+  char name[8];
+  std::snprintf(name, sizeof name, "%03zx", fan_out);
+  return Path("frames/") + name;
+}
+
+std::string SharedFsDir::FramePath(const Digest& key) const {
+  return FanOutPath(FanOutOf(key)) + "/" + key.Hex() + std::string(kFrameSuffix);
+}
+
+std::string SharedFsDir::NewTempPath() {
+  const uint64_t n = temp_count_.fetch_add(1, std::memory_order_relaxed);
+  return Path("tmp/") + options_.node + "-" + std::to_string(n) + std::string(kTempSuffix);
+}
+
+tl::unexpected<Error> SharedFsDir::Refuse(Error error) const {
+  const std::string dir = "shared directory " + options_.root;
+  switch (error.os_error) {
+    case ENOENT: return Fail(Code::kInvalid, dir + " does not exist: create it, or mount the share there", ENOENT);
+    case ENOTDIR:
+      return Fail(Code::kInvalid, dir + " is not a directory (" + error.what + "): name the directory itself", ENOTDIR);
+    case EROFS:
+      return Fail(Code::kDenied, dir + " is mounted read-only (" + error.what + "): mount it read-write", EROFS);
+    case EACCES:
+    case EPERM:
+      return Fail(Code::kDenied,
+                  dir + " refuses this user (" + error.what + "): give it read, write and search permission there",
+                  error.os_error);
+    default: return Fail(std::move(error), dir);
+  }
+}
+
+Result<std::string> SharedFsDir::Join() {
+  const auto root = io_.Stat(options_.root);
+  if (!root) return Refuse(root.error());
+  if (!root->is_directory) return Refuse({Code::kInvalid, options_.root, ENOTDIR});
+  Result<std::string> id = ReadVolumeId();
+  if (!id && id.error().os_error != ENOENT) return Refuse(id.error());
+  if (const auto made = MakeLayout(); !made) return Refuse(made.error());
+  if (id) {
+    // May we write here? What others left can be read on a full volume too, so that is no reason to stay away.
+    const std::byte any{0};
+    const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
+    if (!temp && temp.error().code != Code::kFull) return Refuse(temp.error());
+    if (temp) (void)io_.Unlink(*temp);  // If not now, RemoveStale does it.
+  } else {
+    id = MakeVolumeId();
+    if (!id) return Refuse(id.error());
+  }
+  joined_device_ = root->device;
+  return id;
+}
+
+Result<std::string> SharedFsDir::Revisit() {
+  if (!joined_device_) return Join();
+  Result<std::string> id = ReadVolumeId();
+  if (id) {
+    const auto made = MakeLayout();
+    return made ? id : Refuse(made.error());
+  }
+  if (id.error().os_error != ENOENT) return Refuse(id.error());
+  const auto root = io_.Stat(options_.root);
+  if (!root) return Refuse(root.error());
+  if (root->device != *joined_device_) {
+    return Fail(Code::kUnavailable, "shared directory " + options_.root + " is not mounted: mount the share there");
+  }
+  return Join();
+}
+
+Result<void> SharedFsDir::MakeLayout() {
+  for (const char* name : {"frames", "tmp", "nodes", "quarantine"}) {
+    Result<void> made = io_.MakeDir(Path(name), options_.directory_permissions);
+    if (!made) return made;
+  }
+  return {};
+}
+
+Result<std::string> SharedFsDir::ReadVolumeId() {
+  auto file = io_.Open(Path(std::string(kFormatFile)), OpenMode::kRead);
+  if (!file) return Fail(file.error(), "format file");
+  std::string text(kFrameHeaderBytes, '\0');
+  const auto read = (*file)->ReadAt(0, std::as_writable_bytes(std::span(text)));
+  if (!read) return Fail(read.error(), "format file");
+  text.resize(*read);
+  uint32_t version = 0;
+  if (text.starts_with(kFormatHead)) {
+    std::from_chars(text.data() + kFormatHead.size(), text.data() + text.size(), version);
+  }
+  if (version == 0) {
+    return Fail(Code::kInvalid, std::string(kFormatFile) + " there is not one of terrace's: use another directory");
+  }
+  if (version != kFormatVersion) {
+    return Fail(Code::kInvalid, "it has format version " + std::to_string(version) + " and this release knows " +
+                                    std::to_string(kFormatVersion) + ": upgrade terrace, or use another directory");
+  }
+  return text;  // As a whole: version 1 has one more line, the random id.
+}
+
+Result<std::string> SharedFsDir::MakeVolumeId() {
+  const std::string text = std::string(kFormatHead) + std::to_string(kFormatVersion) + "\nid " + RandomHex(4) + "\n";
+  const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::as_bytes(std::span(text))); });
+  if (!temp) return Fail(temp.error(), "format file");
+  const auto named = GiveName(*temp, Path(std::string(kFormatFile)));
+  (void)io_.Unlink(*temp);
+  if (!named && named.error().os_error != EEXIST) return Fail(named.error(), "format file");
+  return ReadVolumeId();  // Another node may have been faster: its id holds.
+}
+
+Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write) {
+  const std::string path = NewTempPath();
+  auto file = io_.Open(path, OpenMode::kCreateNew, options_.file_permissions);
+  if (!file) return tl::unexpected(file.error());
+  Result<void> done = write(**file);
+  if (done) done = (*file)->Sync();
+  const Result<void> closed = (*file)->Close();
+  if (done) done = closed;
+  if (done) return path;
+  (void)io_.Unlink(path);  // If not now, RemoveStale does it.
+  return tl::unexpected(done.error());
+}
+
+Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<const std::byte> payload,
+                                           const SegmentHashes* hashes, const std::function<bool()>& stop) {
+  const uint64_t segment_bytes = FrameSegmentBytes(payload.size());
+  SegmentHashes own;
+  if (!hashes || segment_bytes != kSegmentBytes) {
+    own = HashAt(payload, segment_bytes);
+    hashes = &own;
+  }
+  const FrameHeader header = EncodeFrameHeader(info, clock_.WallNs(), *hashes);
+  return WriteWhole([&](File& file) -> Result<void> {
+    Result<void> done = file.WriteAt(0, header);
+    for (size_t at = 0; done && at < payload.size(); at += kWriteBytes) {
+      if (stop()) return Fail(Code::kCancelled, "stopped");
+      done = file.WriteAt(kFrameHeaderBytes + at, payload.subspan(at, std::min(kWriteBytes, payload.size() - at)));
+    }
+    static constexpr std::array<std::byte, 4096> kZeros{};
+    const size_t padding = PaddedBytes(payload.size()) - payload.size();
+    if (done && padding > 0) {
+      done = file.WriteAt(kFrameHeaderBytes + payload.size(), std::span(kZeros).first(padding));
+    }
+    return done;
+  });
+}
+
+Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& name) {
+  if (!links_refused_.load(std::memory_order_relaxed)) {
+    Result<void> linked = io_.Link(temp, name);
+    if (linked || !LinksRefused(linked.error().os_error)) return linked;
+    links_refused_.store(true, std::memory_order_relaxed);
+  }
+  // Rename replaces, so look first. Two nodes may both look and both rename: then the same chunk takes the place of
+  // itself.
+  const auto taken = io_.Open(name, OpenMode::kRead);
+  if (taken) return Fail(Code::kIo, "rename " + name + ": EEXIST", EEXIST);
+  if (taken.error().os_error != ENOENT) return tl::unexpected(taken.error());
+  return io_.Rename(temp, name);
+}
+
+Result<SharedFsDir::Published> SharedFsDir::Publish(const std::string& temp, const Digest& key) {
+  const std::string name = FramePath(key);
+  Result<Published> result = Fail(Code::kIo, "publish " + name + ": others change it all the time");
+  for (int i = 0; i < kPublishTries; ++i) {
+    const Result<void> named = GiveName(temp, name);
+    if (named) {
+      result = Published::kNew;
+      break;
+    }
+    if (named.error().os_error == ENOENT) {
+      // The first frame of its directory.
+      Result<void> made = io_.MakeDir(FanOutPath(FanOutOf(key)), options_.directory_permissions);
+      if (made) continue;
+      result = tl::unexpected(made.error());
+      break;
+    }
+    if (named.error().os_error != EEXIST) {
+      result = tl::unexpected(named.error());
+      break;
+    }
+    const FrameProof there = Prove(key);
+    if (there.set_aside) {
+      SetAside(key, there.reason, there.stat);
+    } else if (there.reason == Reason::kNone) {
+      result = Published::kExisted;
+      break;
+    } else if (there.reason == Reason::kVersion) {
+      result = Published::kOtherVersion;
+      break;
+    } else if (there.error) {
+      result = tl::unexpected(*there.error);
+      break;
+    }
+  }
+  const Result<void> removed = io_.Unlink(temp);
+  if (!removed && removed.error().os_error != ENOENT) {
+    log::Warn("shared_fs_temp_left", {{"error", removed.error().what}});  // RemoveStale does it later.
+  }
+  return result;
+}
+
+SharedFsDir::OpenFrame SharedFsDir::OpenAndProve(const Digest& key) {
+  OpenFrame open;
+  FrameProof& proof = open.proof;
+  auto file = io_.Open(FramePath(key), OpenMode::kRead);
+  if (!file) {
+    if (file.error().os_error != ENOENT) return {.proof = NotKnown(file.error())};
+    proof.reason = Reason::kMissing;
+    return open;
+  }
+  const auto stat = (*file)->Stat();
+  if (!stat) return {.proof = NotKnown(stat.error())};
+  proof.stat = *stat;
+  if (!stat->is_file) {
+    proof.reason = Reason::kDamaged;
+    proof.set_aside = true;
+    return open;
+  }
+  FrameHeader header;
+  const auto read = (*file)->ReadAt(0, header);
+  if (!read) return {.proof = NotKnown(read.error())};
+  auto decoded = DecodeFrameHeader(std::span(header).first(*read), stat->bytes);
+  if (const Reason* reason = std::get_if<Reason>(&decoded)) {
+    proof.reason = *reason;
+    proof.set_aside = *reason != Reason::kVersion;  // A newer release can read it.
+    return open;
+  }
+  proof.frame = std::get<Frame>(std::move(decoded));
+  if (proof.frame.info.key != key) {
+    proof.reason = Reason::kForeign;
+    proof.set_aside = true;
+    return open;
+  }
+  open.file = *std::move(file);
+  return open;
+}
+
+FrameProof SharedFsDir::Prove(const Digest& key) {
+  FrameProof proof = OpenAndProve(key).proof;
+  if (proof.error && proof.error->os_error == ESTALE) proof = OpenAndProve(key).proof;
+  return proof;
+}
+
+FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::span<std::byte> into,
+                                 const std::function<bool()>& stop) {
+  OpenFrame open = OpenAndProve(key);
+  FrameProof& proof = open.proof;
+  if (proof.reason != Reason::kNone) return proof;
+  const Frame& frame = proof.frame;
+  if (frame.info.space != space || frame.info.payload_bytes != into.size()) {
+    // Right by its own name, so it serves whoever asks right: it stays.
+    proof.reason = Reason::kForeign;
+    return proof;
+  }
+  const auto defect = [&](Reason reason) {
+    proof.reason = reason;
+    proof.set_aside = true;
+    return proof;
+  };
+  for (size_t i = 0; i < frame.segments.size(); ++i) {
+    if (stop()) return {.reason = Reason::kCancelled, .error = Error{Code::kCancelled, "stopped"}};
+    const uint64_t at = i * frame.segment_bytes;
+    const auto segment = into.subspan(at, std::min<uint64_t>(frame.segment_bytes, into.size() - at));
+    const auto read = open.file->ReadAt(kFrameHeaderBytes + at, segment);
+    if (!read) return NotKnown(read.error());
+    if (*read < segment.size()) return defect(Reason::kTruncated);
+    if (!SegmentMatches(frame, i, segment)) return defect(Reason::kDamaged);
+  }
+  std::array<std::byte, 4096> padding;
+  const auto tail = std::span(padding).first(PaddedBytes(into.size()) - into.size());
+  if (!tail.empty()) {
+    const auto read = open.file->ReadAt(kFrameHeaderBytes + into.size(), tail);
+    if (!read) return NotKnown(read.error());
+    if (*read < tail.size()) return defect(Reason::kTruncated);
+    if (std::any_of(tail.begin(), tail.end(), [](std::byte b) { return b != std::byte{0}; })) {
+      return defect(Reason::kDamaged);
+    }
+  }
+  return proof;
+}
+
+FrameProof SharedFsDir::Read(const Digest& key, const Digest& space, std::span<std::byte> into,
+                             const std::function<bool()>& stop) {
+  FrameProof proof = ReadOnce(key, space, into, stop);
+  if (proof.error && proof.error->os_error == ESTALE) proof = ReadOnce(key, space, into, stop);
+  if (proof.reason != Reason::kMissing) return proof;
+  // An NFS client remembers that a name was not there for tens of seconds. A listing shows what is, and makes it look
+  // again.
+  const auto listed = ListFrames(FanOutOf(key));
+  if (listed) {
+    const bool there = std::binary_search(listed->begin(), listed->end(), key);
+    return there ? ReadOnce(key, space, into, stop) : proof;
+  }
+  if (listed.error().os_error != ENOENT) return NotKnown(listed.error());
+  // The directory is gone: with everything else (then nothing is known), or alone.
+  const auto id = ReadVolumeId();
+  return id ? proof : NotKnown(id.error());
+}
+
+bool SharedFsDir::SetAside(const Digest& key, Reason reason, const FileStat& seen) {
+  std::lock_guard lock(quarantine_mutex_);
+  const std::string path = FramePath(key);
+  {
+    // Somebody may have set it aside meanwhile and written a right one.
+    auto file = io_.Open(path, OpenMode::kRead);
+    if (!file) return false;
+    const auto now = (*file)->Stat();
+    if (!now || !SameFile(*now, seen)) return false;
+  }
+  bool room = false;
+  if (const auto names = io_.List(Path("quarantine")); names && names->size() < options_.quarantine_files_max) {
+    uint64_t bytes = seen.bytes;
+    for (const std::string& name : *names) {
+      const auto stat = io_.Stat(Path("quarantine/") + name);
+      if (stat) bytes += stat->bytes;
+    }
+    room = bytes <= options_.quarantine_bytes_max;
+  }
+  const std::string kept = Path("quarantine/") + key.Hex() + "." + ReasonName(reason);
+  const bool moved = room && io_.Rename(path, kept);
+  const Result<void> removed = moved ? Result<void>{} : io_.Unlink(path);
+  quarantined_.fetch_add(1, std::memory_order_relaxed);
+  metrics_
+      .GetCounter("terrace_tier_quarantined_total", "Frames that disagreed with their name or checksums.",
+                  {{"tier", "shared_fs"}, {"reason", ReasonName(reason)}})
+      .Add();
+  log::Warn("frame_quarantined", {{"tier", "shared_fs"},
+                                  {"key", key.Hex()},
+                                  {"reason", ReasonName(reason)},
+                                  {"action", moved     ? kept
+                                             : removed ? std::string("removed")
+                                                       : removed.error().what}});
+  return true;
+}
+
+Result<void> SharedFsDir::Remove(const Digest& key) {
+  Result<void> removed = io_.Unlink(FramePath(key));
+  if (!removed && removed.error().os_error == ENOENT) return {};
+  return removed;
+}
+
+Result<std::vector<size_t>> SharedFsDir::ListFanOut() {
+  const auto names = io_.List(Path("frames"));
+  if (!names) return tl::unexpected(names.error());
+  std::vector<size_t> found;
+  for (const std::string& name : *names) {
+    size_t n = kFanOut;
+    std::from_chars(name.data(), name.data() + name.size(), n, 16);
+    if (n < kFanOut && FanOutPath(n) == Path("frames/") + name) found.push_back(n);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out) {
+  const auto names = io_.List(FanOutPath(fan_out));
+  if (!names) return tl::unexpected(names.error());
+  std::vector<Digest> found;
+  for (const std::string_view name : *names) {
+    if (!name.ends_with(kFrameSuffix)) continue;
+    const auto key = Digest::FromHex(name.substr(0, name.size() - kFrameSuffix.size()));
+    if (key && FanOutOf(*key) == fan_out) found.push_back(*key);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+Result<void> SharedFsDir::RemoveStale(std::chrono::seconds age) {
+  // The clock that stamps the files is the file server's. Ask it by writing one: ours may differ by any amount.
+  const std::byte any{0};
+  const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
+  if (!temp) return tl::unexpected(temp.error());
+  const auto now = io_.Stat(*temp);
+  (void)io_.Unlink(*temp);
+  if (!now) return tl::unexpected(now.error());
+  const int64_t oldest = now->mtime_ns - std::chrono::nanoseconds(age).count();
+  if (auto removed = RemoveOlder(Path("tmp"), kTempSuffix, oldest); !removed) return removed;
+  return RemoveOlder(Path("nodes"), kJournalSuffix, oldest);
+}
+
+Result<void> SharedFsDir::RemoveOlder(const std::string& directory, std::string_view suffix, int64_t mtime_ns) {
+  const auto names = io_.List(directory);
+  if (!names) return tl::unexpected(names.error());
+  for (const std::string& name : *names) {
+    if (!name.ends_with(suffix)) continue;
+    const std::string path = directory + "/" + name;
+    const auto stat = io_.Stat(path);
+    if (!stat || stat->mtime_ns >= mtime_ns) continue;
+    const auto removed = io_.Unlink(path);
+    if (removed || removed.error().os_error == ENOENT) continue;  // Another node may clean up too.
+    return removed;
+  }
+  return {};
+}
+
+}  // namespace terrace

@@ -1,0 +1,132 @@
+// The shared directory as files: its layout, and how one frame is written, published, proven, read and set aside.
+// Synchronous, on the caller's thread; knows no index, no batch and no other node. docs/internals/shared_fs.md tells
+// the why of each step.
+//
+//   ROOT/terrace.format                 Version and volume id; a directory without it is none of ours.
+//   ROOT/frames/<3 hex>/<64 hex>.kvf    A frame a file, by its key.
+//   ROOT/tmp/<node>-<n>.tmp             Frames being written.
+//   ROOT/nodes/<node>-<n>.log           Journals (shared_fs_journal.h).
+//   ROOT/quarantine/                    A few damaged frames, for people to look at.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "chunk/frame.h"
+#include "io/file_io.h"
+#include "terrace/result.h"
+#include "terrace/tier.h"
+
+namespace terrace {
+
+// The directory of a key under frames/: its first 12 bits, so 4,096 directories, and 16 M frames before one holds 4,096
+// names.
+inline constexpr size_t kFanOut = 4096;
+inline size_t FanOutOf(const Digest& key) { return static_cast<size_t>(key.bytes[0]) << 4 | key.bytes[1] >> 4; }
+
+// What a file under a frame's name turned out to be.
+struct FrameProof {
+  Reason reason = Reason::kNone;  // kNone: the frame. kMissing, kEmpty, kTruncated, kDamaged, kForeign, kVersion;
+                                  // kUnavailable, kCancelled: not known, `error` says why.
+  bool set_aside = false;         // It disagrees with its own name or checksums: it can serve nobody.
+  Frame frame;                    // With kNone.
+  FileStat stat;                  // Of the file looked at, if there was one.
+  std::optional<Error> error;
+};
+
+class SharedFsDir {
+ public:
+  struct Options {
+    std::string root;
+    std::string node;  // Unique among all processes, ever; a plain file name.
+    uint32_t file_permissions = 0640;
+    uint32_t directory_permissions = 0750;
+    uint64_t quarantine_files_max = 64;
+    uint64_t quarantine_bytes_max = 1ull << 30;
+  };
+  SharedFsDir(Options options, FileIo& io, const Clock& clock, Metrics& metrics);
+
+  // Checks that the directory can be read and written, makes what is missing below it (never itself), and returns the
+  // volume id: made once, it tells one volume from another that is mounted in its place. Errors say the remedy.
+  Result<std::string> Join();
+  // Is it still there? The id of the volume that is there now. What was emptied is laid out anew; what was unmounted is
+  // not.
+  Result<std::string> Revisit();
+
+  // Writes a whole frame to a new file in tmp/, durable when it returns its path. On failure nothing is left. `stop` is
+  // asked between pieces. `hashes`: of the payload at kSegmentBytes, or null.
+  Result<std::string> WriteTemp(const FrameInfo& info, std::span<const std::byte> payload, const SegmentHashes* hashes,
+                                const std::function<bool()>& stop);
+  enum class Published { kNew, kExisted, kOtherVersion };
+  // Gives the frame at `temp` its name, unless a right frame has it; a file there that is none is set aside first.
+  // `temp` is gone afterwards, whatever the answer.
+  Result<Published> Publish(const std::string& temp, const Digest& key);
+
+  // Opens the file under the key's name and checks its header against name and length. Payload and padding are not
+  // read.
+  FrameProof Prove(const Digest& key);
+  // Prove, then reads and verifies the payload. kForeign, without set_aside, for a right frame of another space or
+  // payload size.
+  FrameProof Read(const Digest& key, const Digest& space, std::span<std::byte> into, const std::function<bool()>& stop);
+
+  // Moves the file to quarantine/, or removes it if that is full, and counts it. False, and nothing done, if it is not
+  // the file `seen` any more.
+  bool SetAside(const Digest& key, Reason reason, const FileStat& seen);
+  uint64_t quarantined() const { return quarantined_.load(std::memory_order_relaxed); }
+  // Fine if it is not there.
+  Result<void> Remove(const Digest& key);
+
+  // The directories of frames/ that exist, and the keys in one, both sorted.
+  Result<std::vector<size_t>> ListFanOut();
+  Result<std::vector<Digest>> ListFrames(size_t fan_out);
+
+  // Removes temporaries and journals that nobody wrote to for `age`, by the file server's clock: what dead nodes left.
+  Result<void> RemoveStale(std::chrono::seconds age);
+
+  std::string JournalDirectory() const { return Path("nodes"); }
+
+ private:
+  struct OpenFrame {
+    FrameProof proof;
+    std::unique_ptr<File> file;  // With kNone.
+  };
+  std::string Path(const std::string& name) const { return options_.root + "/" + name; }
+  std::string FanOutPath(size_t fan_out) const;
+  std::string FramePath(const Digest& key) const;
+  std::string NewTempPath();
+  tl::unexpected<Error> Refuse(Error error) const;
+  Result<void> MakeLayout();
+  Result<std::string> ReadVolumeId();
+  Result<std::string> MakeVolumeId();
+  // A new file with these bytes, durable, or none.
+  Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write);
+  // EEXIST if the name is taken. `temp` may or may not be there afterwards.
+  Result<void> GiveName(const std::string& temp, const std::string& name);
+  OpenFrame OpenAndProve(const Digest& key);
+  FrameProof ReadOnce(const Digest& key, const Digest& space, std::span<std::byte> into,
+                      const std::function<bool()>& stop);
+  Result<void> RemoveOlder(const std::string& directory, std::string_view suffix, int64_t mtime_ns);
+
+  const Options options_;
+  FileIo& io_;
+  const Clock& clock_;
+  Metrics& metrics_;
+  std::atomic<uint64_t> temp_count_{0};     // Relaxed: only makes names unique.
+  std::atomic<uint64_t> quarantined_{0};    // Relaxed: a count.
+  std::atomic<bool> links_refused_{false};  // Relaxed: a hint, learnt anew by whoever misses it.
+  std::optional<uint64_t> joined_device_;   // Join and Revisit are called by one thread at a time.
+  std::mutex quarantine_mutex_;  // Held over the rare I/O that sets a frame aside: its bound is counted, and one file
+                                 // moved, once.
+};
+
+}  // namespace terrace

@@ -1,0 +1,104 @@
+// How the nodes on one shared directory tell each other what they publish: each appends records to journals of its own
+// under nodes/, named <node>-<number>.log, and reads the new tails of all others. One writer a file, so nothing is ever
+// locked.
+//
+// A record has a fixed size and proves itself by a checksum, so a reader can stop anywhere and go on later: it takes
+// whole, right records up to the first that is not, and looks at that one again at the next poll (NFS may show a length
+// before the bytes). A record is news, not truth: it may be late, twice or out of date; a load decides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "io/file_io.h"
+#include "terrace/key.h"
+#include "terrace/result.h"
+
+namespace terrace {
+
+struct JournalRecord {
+  enum class Kind : uint32_t { kPublished = 1, kRemoved = 2 };
+  Kind kind = Kind::kPublished;
+  Digest space;
+  Digest key;
+  Digest parent;
+  uint64_t payload_bytes = 0;
+  uint32_t first_token = 0;
+  uint32_t token_count = 0;
+  bool operator==(const JournalRecord&) const = default;
+};
+
+inline constexpr size_t kJournalRecordBytes = 128;
+using EncodedRecord = std::array<std::byte, kJournalRecordBytes>;
+EncodedRecord EncodeJournalRecord(const JournalRecord& record);
+// Nothing unless `bytes` (kJournalRecordBytes of them) are exactly what the encoder writes.
+std::optional<JournalRecord> DecodeJournalRecord(std::span<const std::byte> bytes);
+
+struct JournalName {
+  std::string node;
+  uint64_t number = 0;
+};
+std::string FormatJournalName(const JournalName& name);
+std::optional<JournalName> ParseJournalName(std::string_view file_name);
+
+// This node's journals. Used by one thread at a time.
+class JournalWriter {
+ public:
+  struct Options {
+    std::string directory;            // nodes/
+    std::string node;                 // Unique among all processes, ever.
+    uint64_t bytes_max = 4ull << 20;  // Of one journal; then the next is begun.
+    uint64_t files_max = 4;           // Older ones of ours are removed: whoever polls has read them long ago.
+    uint32_t permissions = 0640;
+  };
+  JournalWriter(Options options, FileIo& io) : options_(std::move(options)), io_(io) {}
+
+  // Durable and visible to others when it returns. On failure some of the records may be visible: append them again,
+  // they go to a new journal (what a failed append left behind is never followed by a record).
+  Result<void> Append(std::span<const JournalRecord> records);
+  // The next append begins a new journal.
+  void Rotate();
+
+ private:
+  Result<void> AppendBytes(std::span<const std::byte> bytes);
+
+  const Options options_;
+  FileIo& io_;
+  uint64_t number_ = 0;
+  uint64_t bytes_ = 0;  // In the current journal.
+};
+
+// The journals of all other nodes. Used by one thread at a time.
+class JournalReader {
+ public:
+  JournalReader(std::string directory, std::string own_node, FileIo& io)
+      : directory_(std::move(directory)), own_node_(std::move(own_node)), io_(io) {}
+
+  // Lists the directory and hands every record that was not seen before to `apply`. A journal that can't be read now is
+  // left for the next poll; an error means that the listing failed.
+  Result<void> Poll(const std::function<void(const JournalRecord&)>& apply);
+  // From the beginning of every journal again.
+  void Reset() { tails_.clear(); }
+
+ private:
+  struct Tail {
+    uint64_t offset = 0;    // Everything before it was handed out.
+    int bad_polls = 0;      // Polls that found the record at `offset` wrong.
+    bool complete = false;  // Read to its end after its node had begun the next one.
+  };
+  void ReadTail(const std::string& path, Tail& tail, const std::function<void(const JournalRecord&)>& apply);
+
+  const std::string directory_;
+  const std::string own_node_;
+  FileIo& io_;
+  std::map<std::string, Tail> tails_;  // By file name; only what the last listing had.
+};
+
+}  // namespace terrace
