@@ -14,7 +14,7 @@ target_compile_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fno-omit-fra
 target_link_libraries(terrace_options INTERFACE Threads::Threads)
 set_target_properties(terrace_options PROPERTIES EXPORT_NAME options)
 if(TERRACE_DEVELOPER)
-  # Options are structs named member by member; what is left out has its default: hence no -Wmissing-field-initializers.
+  # Options are structs named member by member, what is left out has its default: no -Wmissing-field-initializers.
   set(warnings -Werror -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wold-style-cast
     -Wnon-virtual-dtor -Wno-missing-field-initializers)
   target_compile_options(terrace_options INTERFACE "$<BUILD_INTERFACE:${warnings}>")
@@ -28,7 +28,7 @@ if(TERRACE_SANITIZE)
   target_link_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fsanitize=${TERRACE_SANITIZE}>)
 endif()
 if(TERRACE_FUZZ)
-  target_compile_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fsanitize=fuzzer-no-link>)  # Coverage for libFuzzer.
+  target_compile_options(terrace_options INTERFACE $<BUILD_INTERFACE:-fsanitize=fuzzer-no-link>)
 endif()
 
 # The libraries that an outside program links: find_package(terrace), target terrace::store.

@@ -1,6 +1,6 @@
 """Would catch: C++ and the written specification (docs/internals/keys.md) disagreeing on a space or a key.
 
-This is the specification once more, in Python and from the document alone; an engine in any language can name KV this way.
+This is the specification once more, in Python and from the document alone: an engine in any language can name KV so.
 """
 
 import hashlib

@@ -1,0 +1,58 @@
+"""Would catch: an installed package that others can't find, compile against or link, or that brings our flags."""
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/release"
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.25)
+project(outside LANGUAGES CXX)
+find_package(terrace 0.1 REQUIRED)
+add_executable(outside main.cc)
+target_compile_options(outside PRIVATE -Wall)
+target_link_libraries(outside PRIVATE terrace::store)
+"""
+
+# An unused variable: a warning here, which would be an error if our developer flags came along.
+PROGRAM = """
+#include <cstdio>
+#include <terrace/key.h>
+#include <terrace/store.h>
+#include <terrace/version.h>
+
+int main() {
+  int unused;
+  const terrace::Digest space = terrace::SpaceId(terrace::SpaceFields{});
+  terrace::KeyChain chain(space, 2);
+  const int32_t tokens[] = {1, 2, 3, 4, 5};
+  chain.Extend(tokens);
+  std::printf("%s %zu %s\\n", terrace::kVersion, chain.keys().size(), terrace::ReasonName(terrace::Reason::kDamaged));
+}
+"""
+
+
+def run(*argv):
+    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_outside_project_finds_and_links_the_installed_package(tmp_path):
+    prefix, source, build = tmp_path / "prefix", tmp_path / "source", tmp_path / "build"
+    run("cmake", "--install", BUILD, "--prefix", prefix)
+    assert os.access(prefix / "bin/terrace", os.X_OK)
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(CMAKE)
+    (source / "main.cc").write_text(PROGRAM)
+    run("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", build)
+    assert run(build / "outside") == "0.1.0 2 damaged\n"
+
+
+def test_every_public_header_is_installed(tmp_path):
+    run("cmake", "--install", BUILD, "--prefix", tmp_path)
+    public = {path.name for path in (ROOT / "include/terrace").iterdir()}
+    assert {path.name for path in (tmp_path / "include/terrace").iterdir()} == public
