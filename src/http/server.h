@@ -62,12 +62,20 @@ struct Options {
   std::chrono::milliseconds write_timeout{60000};  // Progress while the client reads.
 };
 
+// For metrics and tests; all 0 once the server has stopped.
+struct ServerStats {
+  int64_t connections = 0;  // Of clients.
+  int64_t watchers = 0;     // Answers being waited for, with an eye on the client.
+  int64_t upstreams = 0;    // Connections to backends, idle ones included.
+};
+
 class Server {
  public:
   // Listens at once. Port taken: an error that says which.
   static Result<std::unique_ptr<Server>> Start(Options options, Handler handler);
   virtual ~Server() = default;  // Stop().
   virtual uint16_t port() const = 0;
+  virtual ServerStats stats() const = 0;
   // Refuses new connections and requests, waits for running answers until the deadline, closes the rest. True: none was
   // cut.
   virtual bool Drain(std::chrono::milliseconds deadline) = 0;

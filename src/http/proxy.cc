@@ -1,0 +1,299 @@
+#include "http/proxy.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "base/assert.h"
+#include "http/conn.h"
+#include "http/error.h"
+#include "http/reactor.h"
+#include "http/session.h"
+#include "http/upstream.h"
+#include "http/wire.h"
+
+namespace terrace::http {
+namespace {
+
+constexpr size_t kInBytesMax = 256 << 10;  // Of a head or chunk line of a backend that is not whole yet.
+
+// One request on its way. Shared by the coroutine that answers it and nobody else.
+struct Forwarding {
+  ForwardRequest what;
+  std::unique_ptr<Route> route;
+  ProxyOptions options;
+};
+
+struct Attempt {
+  Ended ended = Ended::kUnreachable;
+  int status = 0;
+  std::string why;
+  bool keep_client = false;  // The client has a whole message: its connection may go on.
+};
+
+struct ReadOutcome {
+  Wire state = Wire::kMore;
+  std::string why;  // With kBad.
+};
+
+// One read at most: feeds the reader what is there, else what the connection brings. Appends to `out`.
+Async<ReadOutcome> ReadSome(Activity& activity, Upstream& upstream, std::string& out) {
+  ReadOutcome outcome;
+  for (bool have_read = false;; have_read = true) {
+    if (!upstream.in.empty()) {
+      const Progress progress = upstream.reader.Feed(upstream.in.bytes(), out);
+      upstream.in.Use(progress.used);
+      outcome.state = progress.state;
+      if (progress.state == Wire::kBad) outcome.why = "it did not answer in HTTP/1.1";
+      if (progress.state != Wire::kMore || progress.used > 0) co_return outcome;
+    }
+    if (have_read) co_return outcome;
+    if (!upstream.in.MakeRoom(kInBytesMax)) {
+      outcome = {Wire::kBad, "it sent a line without end"};
+      co_return outcome;
+    }
+    auto [error, n] = co_await upstream.conn.Read(upstream.in.room(), upstream.in.room_size());
+    if (error) {
+      outcome.state = error == net::error::eof ? upstream.reader.Eof(out) : Wire::kBad;
+      if (outcome.state == Wire::kBad) {
+        outcome.why = activity.timed_out         ? "it sent nothing in time"
+                      : error == net::error::eof ? "it closed the connection"
+                                                 : error.message();
+      }
+      co_return outcome;
+    }
+    upstream.in.Add(n);
+  }
+}
+
+// Passes the answer on as it comes.
+Async<Attempt> RelayAnswer(Session& session, Upstream& upstream, const ProxyOptions& options) {
+  Attempt attempt;
+  std::string out;
+  bool began = false;  // The client has got something.
+  session.Arm(options.first_byte_timeout);
+  for (;;) {
+    if (began) session.Arm(options.idle_timeout);
+    ReadOutcome outcome = co_await ReadSome(session, upstream, out);
+    const bool timed_out = session.timed_out;
+    if (session.abandoned()) {
+      attempt.ended = Ended::kClientLeft;
+      co_return attempt;
+    }
+    if (upstream.reader.head_done()) attempt.status = upstream.reader.status();
+    if (upstream.reader.head_done() && !out.empty()) {
+      began = true;
+      const bool sent = co_await session.Send(out, {});
+      out.clear();
+      if (!sent) {
+        attempt.ended = Ended::kClientLeft;
+        co_return attempt;
+      }
+    }
+    if (outcome.state == Wire::kDone) {
+      attempt.ended = Ended::kAnswered;
+      attempt.keep_client = upstream.reader.cut_shows();
+      co_return attempt;
+    }
+    if (outcome.state == Wire::kMore) continue;
+
+    attempt.why = std::move(outcome.why);
+    attempt.ended = began                       ? Ended::kCut
+                    : timed_out                 ? Ended::kTimedOut
+                    : upstream.reader.started() ? Ended::kBadAnswer
+                                                : Ended::kDied;
+    co_return attempt;
+  }
+}
+
+// Ends an answer that broke off, in whatever way its reader can see.
+Async<bool> EndBrokenAnswer(Session& session, Upstream& upstream, const Backend& backend, const std::string& why) {
+  std::string out;
+  const std::string error =
+      ErrorBody("the answer of " + backend.authority() + " broke off: " + why, ErrorType(502), "upstream_broke_off");
+  if (upstream.reader.EndWithEvent(error, out)) {
+    const bool sent = co_await session.Send(out, {});
+    co_return sent&& upstream.reader.cut_shows();
+  }
+  if (!upstream.reader.cut_shows()) session.client.CloseWithReset();  // Else it would look like the end.
+  co_return false;
+}
+
+// One backend: over a connection that it kept open if there is one, over a new one if not, or if that proves dead.
+Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_ptr<Backend> backend) {
+  const Backend::InFlight in_flight(*backend);
+  const ForwardRequest& what = forwarding.what;
+  std::string head;
+  AppendRequestHead(what.request, backend->authority(), what.set_in_request, head);
+
+  Attempt attempt;
+  std::unique_ptr<Upstream> upstream = session.reactor.pool->Take(*backend);
+  bool reused = upstream != nullptr;
+  for (;; reused = false) {
+    if (!reused) {
+      Dialled dialled = co_await Dial(session, backend, forwarding.options.connect_timeout);
+      upstream = std::move(dialled.upstream);
+      if (!upstream) {
+        attempt.ended = session.abandoned() ? Ended::kClientLeft : Ended::kUnreachable;
+        attempt.why = std::move(dialled.why);
+        co_return attempt;
+      }
+    }
+    session.upstream = &upstream->conn;
+    upstream->reader.Reset({.to_head = session.exchange->style.to_head,
+                            .raw_body = session.exchange->style.raw_body,
+                            .close = session.exchange->style.close,
+                            .set = what.set_in_answer});
+    // Whether all of it could be sent does not matter: a backend may answer (413, 401) and close before it read it.
+    session.timed_out = false;
+    (void)co_await WriteAll(session, upstream->conn, head, what.request.body, forwarding.options.send_timeout);
+    if (session.timed_out) {
+      attempt = {.ended = Ended::kTimedOut, .why = "it did not take the request in time"};
+    } else {
+      attempt = co_await RelayAnswer(session, *upstream, forwarding.options);
+    }
+    session.upstream = nullptr;
+    session.Disarm();
+    // It had closed the idle connection while the request was on its way. That tells nothing about the backend.
+    if (attempt.ended != Ended::kDied || !reused || session.abandoned()) break;
+    upstream.reset();
+  }
+  if (attempt.ended == Ended::kCut) {
+    attempt.keep_client = co_await EndBrokenAnswer(session, *upstream, *backend, attempt.why);
+  }
+  const bool whole = attempt.ended == Ended::kAnswered && upstream->in.empty() && upstream->reader.keep_alive();
+  if (whole && !session.reactor.stopping()) session.reactor.pool->Put(std::move(backend), std::move(upstream));
+  co_return attempt;
+}
+
+// What the client is told when no attempt gave it an answer.
+struct Failure {
+  int status = 503;
+  std::string_view code = "no_backend";
+  std::string message = "no backend is there for this request";
+};
+
+Failure Describe(const Attempt& attempt, const Backend& backend, size_t attempts) {
+  const std::string who = backend.authority();
+  const std::string tried = attempts > 1 ? " (the last of " + std::to_string(attempts) + " tried)" : "";
+  switch (attempt.ended) {
+    case Ended::kTimedOut: return {504, "upstream_timeout", "backend " + who + " did not answer in time" + tried};
+    case Ended::kUnreachable:
+      return {503, "upstream_unreachable", "backend " + who + " can't be reached: " + attempt.why + tried};
+    default: return {502, "upstream_failed", "backend " + who + " gave no answer: " + attempt.why + tried};
+  }
+}
+
+Async<bool> AnswerByForwarding(std::shared_ptr<Session> session, std::shared_ptr<Forwarding> forwarding) {
+  Session& s = *session;
+  s.Watch();
+  Failure failure;
+  for (size_t attempts = 1; attempts <= forwarding->options.attempts_max; ++attempts) {
+    std::shared_ptr<Backend> backend = forwarding->route->Next();
+    if (!backend) break;
+    Attempt attempt = co_await TryBackend(s, *forwarding, backend);
+    forwarding->route->Report(*backend, attempt.ended, attempt.status, attempt.why);
+    const bool answered = attempt.ended == Ended::kAnswered || attempt.ended == Ended::kCut;
+    if (answered || attempt.ended == Ended::kClientLeft) co_return attempt.keep_client;
+    failure = Describe(attempt, *backend, attempts);
+    // What may have been understood is not asked for twice.
+    if (attempt.ended != Ended::kUnreachable && attempt.ended != Ended::kDied) break;
+  }
+  const std::string body = ErrorBody(failure.message, ErrorType(failure.status), failure.code);
+  Headers headers = forwarding->what.set_in_answer;
+  headers.emplace_back("Content-Type", "application/json");
+  std::string head;
+  AppendResponseHead(failure.status, headers, {.length = body.size(), .close = s.exchange->style.close}, head);
+  const bool sent = co_await s.Send(head, s.exchange->style.to_head ? std::string_view() : body);
+  co_return sent;
+}
+
+Exchange& ExchangeOf(Responder& responder) {
+  auto* own = dynamic_cast<ExchangeResponder*>(&responder);
+  TERRACE_ASSERT(own != nullptr);  // Not the responder of a Server.
+  return *own->exchange;
+}
+
+// ------------------------------------------------------------------------------------------------------------- fetch
+
+struct Fetching {
+  Request request;
+  FetchOptions options;
+  std::vector<FetchResult> results;
+  size_t open = 0;
+  std::function<void(std::vector<FetchResult>)> done;
+};
+
+Async<FetchResult> FetchOne(Activity& call, Fetching& fetching, std::shared_ptr<Backend> backend) {
+  FetchResult result;
+  const SteadyTime until = std::chrono::steady_clock::now() + fetching.options.timeout;
+  std::string head;
+  AppendRequestHead(fetching.request, backend->authority(), {}, head);
+  std::unique_ptr<Upstream> upstream = call.reactor.pool->Take(*backend);
+  bool reused = upstream != nullptr;
+  for (;; reused = false) {
+    if (!reused) {
+      Dialled dialled = co_await Dial(call, backend, fetching.options.timeout);
+      upstream = std::move(dialled.upstream);
+      if (!upstream) {
+        result.body = std::move(dialled.why);
+        co_return result;
+      }
+    }
+    call.upstream = &upstream->conn;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    upstream->reader.Reset({.to_head = fetching.request.method == "HEAD", .body_only = true});
+    (void)co_await WriteAll(call, upstream->conn, head, fetching.request.body, left);
+    call.Arm(left);
+    std::string body;
+    ReadOutcome outcome;
+    while (outcome.state == Wire::kMore && body.size() <= fetching.options.body_bytes_max) {
+      outcome = co_await ReadSome(call, *upstream, body);
+    }
+    call.Disarm();
+    call.upstream = nullptr;
+    if (outcome.state == Wire::kDone) {
+      result.status = upstream->reader.status();
+      result.content_type = upstream->reader.content_type();
+      result.body = std::move(body);
+      const bool whole = upstream->in.empty() && upstream->reader.keep_alive() && !call.reactor.stopping();
+      if (whole) call.reactor.pool->Put(std::move(backend), std::move(upstream));
+      co_return result;
+    }
+    const bool stale = reused && outcome.state == Wire::kBad && !upstream->reader.started() && !call.timed_out;
+    if (!stale || call.abandoned()) {
+      result.body = outcome.state == Wire::kMore ? "its answer is too long" : std::move(outcome.why);
+      co_return result;
+    }
+  }
+}
+
+Async<void> RunFetch(std::shared_ptr<Activity> call, std::shared_ptr<Fetching> fetching,
+                     std::shared_ptr<Backend> backend, size_t index) {
+  FetchResult result = co_await FetchOne(*call, *fetching, std::move(backend));
+  fetching->results[index] = std::move(result);
+  if (--fetching->open == 0) fetching->done(std::move(fetching->results));
+}
+
+}  // namespace
+
+void Forward(std::shared_ptr<Responder> responder, ForwardRequest request, std::unique_ptr<Route> route,
+             const ProxyOptions& options) {
+  auto forwarding = std::make_shared<Forwarding>(Forwarding{std::move(request), std::move(route), options});
+  ExchangeOf(*responder).SetTakeover([forwarding = std::move(forwarding)](std::shared_ptr<Session> session) {
+    return AnswerByForwarding(std::move(session), forwarding);
+  });
+}
+
+void Fetch(Responder& responder, const Request& request, const std::vector<std::shared_ptr<Backend>>& backends,
+           const FetchOptions& options, std::function<void(std::vector<FetchResult>)> done) {
+  Reactor* reactor = ExchangeOf(responder).reactor();
+  TERRACE_ASSERT(reactor != nullptr && !backends.empty());
+  auto fetching = std::make_shared<Fetching>(
+      Fetching{request, options, std::vector<FetchResult>(backends.size()), backends.size(), std::move(done)});
+  for (size_t i = 0; i < backends.size(); ++i) {
+    Spawn(reactor->loop, RunFetch(std::make_shared<Activity>(*reactor), fetching, backends[i], i));
+  }
+}
+
+}  // namespace terrace::http
