@@ -29,6 +29,11 @@ constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; NOLINT(readability-ident
 
 constexpr uint64_t RoundUp(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
+// 1 page is class 0, 2 pages class 1, 3 and 4 pages class 2.
+uint32_t SizeClassOf(uint64_t rounded_bytes) {
+  return static_cast<uint32_t>(std::countr_zero(std::bit_ceil(rounded_bytes / kPageBytes)));
+}
+
 std::string ErrnoText(int code) { return std::strerror(code); }
 
 }  // namespace
@@ -115,31 +120,30 @@ std::optional<RamArena::Slot> RamArena::Claim(uint64_t payload_bytes) {
   TERRACE_ASSERT(payload_bytes > 0);
   if (payload_bytes > bytes_max_) return std::nullopt;
   const uint64_t needed = RoundedBytes(payload_bytes);
-  std::lock_guard lock(mutex_);
+  const uint32_t size_class = SizeClassOf(needed);
+  std::unique_lock lock(mutex_);
   if (live_bytes_ + needed > bytes_max_) return std::nullopt;
+  live_bytes_ += needed;
 
-  // std::bit_ceil of the rounded size: 1 page is class 0, 2 pages class 1, 3 and 4 pages class 2.
-  const auto size_class = static_cast<uint32_t>(std::countr_zero(std::bit_ceil(needed / kPageBytes)));
-  SizeClass& home = classes_[size_class];
+  std::vector<Place>& warm = classes_[size_class].warm;
   Place place;
-  if (!home.warm.empty()) {
-    place = home.warm.back();
-    home.warm.pop_back();
+  if (warm.empty()) {
+    place.index = TakeColdLocked(size_class);
+  } else {
+    place = warm.back();
+    warm.pop_back();
     if (place.resident_bytes > needed) {
       PunchLocked(PlaceOffset(size_class, place.index) + needed, place.resident_bytes - needed);
       place.resident_bytes = needed;
     }
-  } else if (!home.cold.empty()) {
-    place.index = home.cold.back();
-    home.cold.pop_back();
-  } else {
-    // A place in use or warm holds more than half of its bytes, and all together stay below the cap.
-    TERRACE_ASSERT((home.unused + uint64_t{1}) * (kPageBytes << size_class) <= region_bytes_);
-    place.index = home.unused++;
   }
-  while (resident_bytes_ + needed - place.resident_bytes > bytes_max_) TERRACE_ASSERT(PunchOneWarmLocked());
+  // Live bytes fit, so whatever is too much is warm, or will be.
+  while (resident_bytes_ + needed - place.resident_bytes > bytes_max_) {
+    if (PunchOneWarmLocked()) continue;
+    TERRACE_ASSERT(touching_ahead_ > 0);
+    touched_ahead_.wait(lock);
+  }
   resident_bytes_ += needed - place.resident_bytes;
-  live_bytes_ += needed;
 
   Slot slot;
   slot.arena_ = shared_from_this();
@@ -151,24 +155,62 @@ std::optional<RamArena::Slot> RamArena::Claim(uint64_t payload_bytes) {
   return slot;
 }
 
+uint32_t RamArena::TakeColdLocked(uint32_t size_class) {
+  SizeClass& c = classes_[size_class];
+  if (!c.cold.empty()) {
+    const uint32_t index = c.cold.back();
+    c.cold.pop_back();
+    return index;
+  }
+  // None of the class is free: each of its places holds more than half of its bytes, and all together stay below the
+  // cap.
+  TERRACE_ASSERT((c.unused + uint64_t{1}) * (kPageBytes << size_class) <= region_bytes_);
+  return c.unused++;
+}
+
 Result<void> RamArena::Touch(Slot& slot) {
   if (slot.resident_bytes_ == slot.rounded_bytes_) return {};
-  const uint64_t bytes = slot.rounded_bytes_ - slot.resident_bytes_;
-  std::byte* begin = slot.bytes_.data() + slot.resident_bytes_;
-  if (madvise(begin, bytes, MADV_POPULATE_WRITE) != 0) {
-    int code = errno;
-    // Kernels before 5.14 don't know the advice: allocate in the file; the mapping follows with the first write.
-    if (code == EINVAL) {
-      do {
-        code = fallocate(fd_, FALLOC_FL_KEEP_SIZE, begin - base_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-      } while (code == EINTR);
-    }
-    if (code != 0) {
-      return Fail(Code::kFull, "ram: give pages to " + std::to_string(bytes) + " bytes: " + ErrnoText(code), code);
-    }
-  }
+  const uint64_t offset = PlaceOffset(slot.size_class_, slot.place_) + slot.resident_bytes_;
+  if (Result<void> given = Populate(offset, slot.rounded_bytes_ - slot.resident_bytes_); !given) return given;
   slot.resident_bytes_ = slot.rounded_bytes_;
   return {};
+}
+
+bool RamArena::TouchAhead(uint64_t payload_bytes, uint64_t bytes_max) {
+  if (payload_bytes == 0 || payload_bytes > bytes_max_) return false;
+  const uint64_t bytes = RoundedBytes(payload_bytes);
+  const uint32_t size_class = SizeClassOf(bytes);
+  SizeClass& c = classes_[size_class];
+  std::unique_lock lock(mutex_);
+  if ((c.warm.size() + 1) * bytes > bytes_max || resident_bytes_ + bytes > bytes_max_) return false;
+  Place place{.index = TakeColdLocked(size_class), .resident_bytes = bytes};
+  resident_bytes_ += bytes;
+  ++touching_ahead_;
+  lock.unlock();
+  const bool given = Populate(PlaceOffset(size_class, place.index), bytes).has_value();
+  lock.lock();
+  --touching_ahead_;
+  c.warm.push_back(place);
+  if (!given) {
+    PunchLocked(PlaceOffset(size_class, place.index), bytes);
+    c.warm.back().resident_bytes = 0;
+  }
+  touched_ahead_.notify_all();
+  return given;
+}
+
+Result<void> RamArena::Populate(uint64_t offset, uint64_t bytes) {
+  if (madvise(base_ + offset, bytes, MADV_POPULATE_WRITE) == 0) return {};
+  int code = errno;
+  // Kernels before 5.14 don't know the advice: allocate in the file; the mapping follows with the first write.
+  if (code == EINVAL) {
+    do {
+      const auto at = static_cast<off_t>(offset);
+      code = fallocate(fd_, FALLOC_FL_KEEP_SIZE, at, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    } while (code == EINTR);
+  }
+  if (code == 0) return {};
+  return Fail(Code::kFull, "ram: give pages to " + std::to_string(bytes) + " bytes: " + ErrnoText(code), code);
 }
 
 void RamArena::Free(const Slot& slot) {

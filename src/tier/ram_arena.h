@@ -8,6 +8,7 @@
 // start.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -68,10 +69,15 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   // Gives the slot its pages now, so that a shortage is an error here (kFull) and no signal later.
   Result<void> Touch(Slot& slot);
 
+  // Gives pages to one free place, so that a later slot of this size has them already: Touch takes about 0.5 ms a MiB.
+  // False, and nothing done, if `bytes_max` are ready for this size or all pages under the cap are given. For a thread
+  // in the background; Claim waits for it only if it needs the very last bytes.
+  bool TouchAhead(uint64_t payload_bytes, uint64_t bytes_max);
+
   uint64_t RoundedBytes(uint64_t payload_bytes) const;  // What a slot of this size counts against the cap.
   uint64_t bytes_max() const { return bytes_max_; }
   uint64_t live_bytes() const;      // Sum of rounded_bytes of all slots.
-  uint64_t resident_bytes() const;  // Live and warm; never above bytes_max.
+  uint64_t resident_bytes() const;  // Live, warm and being touched ahead; never above bytes_max.
   int fd() const { return fd_; }
 
  private:
@@ -86,6 +92,8 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   };
 
   RamArena() = default;
+  uint32_t TakeColdLocked(uint32_t size_class);
+  Result<void> Populate(uint64_t offset, uint64_t bytes);
   uint64_t PlaceOffset(uint32_t size_class, uint32_t place) const;
   void PunchLocked(uint64_t offset, uint64_t bytes);
   bool PunchOneWarmLocked();
@@ -99,9 +107,11 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   std::byte* base_ = nullptr;
 
   mutable std::mutex mutex_;
+  std::condition_variable touched_ahead_;
   std::vector<SizeClass> classes_;  // Guarded by mutex_. Class i has places of 4 KiB << i.
   uint64_t live_bytes_ = 0;         // Guarded by mutex_.
   uint64_t resident_bytes_ = 0;     // Guarded by mutex_.
+  size_t touching_ahead_ = 0;       // Guarded by mutex_. Places that are on no list meanwhile.
 };
 
 }  // namespace terrace

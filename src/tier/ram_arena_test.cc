@@ -6,8 +6,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
+#include <thread>
 
 namespace terrace {
 namespace {
@@ -27,7 +29,7 @@ uint64_t HeldByTheKernel(const RamArena& arena) {
 }
 
 TEST(RamArena, TouchesNothingAtTheStart) {
-  const auto arena = Open(1ull << 40);
+  const auto arena = Open(4ull << 30);
   EXPECT_EQ(HeldByTheKernel(*arena), 0u);
   EXPECT_TRUE(arena->Claim(kMiB));
 }
@@ -109,6 +111,38 @@ TEST(RamArena, RandomClaimsFitExactlyWhenTheirSumDoes) {
     }
   }
   for (const Held& h : held) EXPECT_TRUE(marked(h));
+}
+
+TEST(RamArena, RoomTouchedAheadIsWhatTheNextClaimsGet) {
+  const auto arena = Open(8 * kMiB);
+  EXPECT_TRUE(arena->TouchAhead(kMiB, 2 * kMiB));
+  EXPECT_TRUE(arena->TouchAhead(kMiB, 2 * kMiB));
+  EXPECT_FALSE(arena->TouchAhead(kMiB, 2 * kMiB)) << "enough is ready";
+  EXPECT_EQ(HeldByTheKernel(*arena), 2 * kMiB);
+  EXPECT_EQ(arena->live_bytes(), 0u);
+  auto a = arena->Claim(kMiB);
+  auto b = arena->Claim(kMiB);
+  EXPECT_EQ(arena->resident_bytes(), 2 * kMiB);
+  auto c = arena->Claim(5 * kMiB);
+  EXPECT_TRUE(arena->TouchAhead(kMiB, 2 * kMiB));
+  EXPECT_FALSE(arena->TouchAhead(kMiB, 2 * kMiB)) << "the cap is reached";
+  EXPECT_TRUE(arena->Claim(kMiB));
+}
+
+TEST(RamArena, TouchingAheadNeverCostsAClaim) {
+  constexpr uint64_t kCap = 2 * kMiB;
+  const auto arena = Open(kCap);
+  std::atomic<bool> done = false;
+  std::thread background([&] {
+    while (!done) arena->TouchAhead(300000, kCap);
+  });
+  for (int i = 0; i < 500; ++i) {
+    const auto all = arena->Claim(kCap);  // Needs the very last bytes, warm or on their way.
+    EXPECT_TRUE(all);
+    EXPECT_LE(arena->resident_bytes(), kCap);
+  }
+  done = true;
+  background.join();
 }
 
 TEST(RamArena, HugePagesAreAccountedWhole) {

@@ -79,8 +79,7 @@ void RamSlot::SetInfo(const FrameInfo& info) {
   info_ = info;
 }
 
-// --- Room, visibility, leases
-// --------------------------------------------------------------------------------------------
+// --- Room, visibility, leases ---
 
 Result<RamSlot> RamTier::Reserve(const FrameInfo& info) {
   if (info.payload_bytes == 0) return Fail(Code::kInvalid, "ram: a chunk of 0 bytes");
@@ -88,6 +87,7 @@ Result<RamSlot> RamTier::Reserve(const FrameInfo& info) {
     return Fail(Code::kFull, "ram: a chunk of " + std::to_string(info.payload_bytes) +
                                  " bytes is more than the cap of " + std::to_string(arena_->bytes_max()));
   }
+  last_reserved_.store(info.payload_bytes, std::memory_order_relaxed);
   std::optional<RamArena::Slot> memory;
   {
     // Held from the first try to the last: nobody else can take what is evicted here.
@@ -143,8 +143,7 @@ std::optional<RamLease> RamTier::Acquire(const Digest& key) {
   return LeaseOn(entry);
 }
 
-// --- Eviction
-// ------------------------------------------------------------------------------------------------------------
+// --- Eviction ---
 //
 // A use only stamps its entry. leaves_ is put right here: an entry may stand in it with an older stamp than its own,
 // never with a newer one. That a use counts for all ancestors needs no walk either: an ancestor can't be evicted before
@@ -248,8 +247,14 @@ uint64_t RamTier::ScrubSome(uint64_t bytes_max) {
   return read;
 }
 
-// --- Tier
-// ----------------------------------------------------------------------------------------------------------------
+uint64_t RamTier::TouchAhead(uint64_t ready_bytes) {
+  const uint64_t payload_bytes = last_reserved_.load(std::memory_order_relaxed);
+  uint64_t touched = 0;
+  while (arena_->TouchAhead(payload_bytes, ready_bytes)) touched += arena_->RoundedBytes(payload_bytes);
+  return touched;
+}
+
+// --- Tier ---
 
 void RamTier::Contains(std::span<const Digest> keys, std::span<uint8_t> present) {
   TERRACE_ASSERT(keys.size() == present.size());

@@ -224,6 +224,18 @@ TEST(RamTier, ScrubberFindsDamageWithinOneRound) {
   EXPECT_EQ(Open(kMiB)->ScrubSome(kMiB), 0u);
 }
 
+TEST(RamTier, RoomIsMadeReadyForTheSizeReservedLast) {
+  auto tier = Open(8 * kMiB);
+  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 0u) << "nobody knows the size yet";
+  const Result<RamSlot> slot = tier->Reserve(Info(Id(1), Id(0), kMiB));
+  ASSERT_TRUE(slot);
+  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 4 * kMiB);
+  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 0u);
+  EXPECT_EQ(tier->resident_bytes(), 5 * kMiB);
+  EXPECT_EQ(tier->stats().bytes, kMiB);
+  EXPECT_EQ(tier->TouchAhead(100 * kMiB), 3 * kMiB);
+}
+
 TEST(RamTier, ACapAboveTheMachineIsCutAndSaid) {
   std::string line;
   log::SetSink([&](log::Level, std::string_view text) { line = text; });
