@@ -1,0 +1,125 @@
+// The thread that owns the llama.cpp context. Requests come in through a bounded queue, answers leave through their
+// sinks.
+//
+// Its loop goes in steps: take a chunk from the store, compute a piece of a prompt up to the next chunk boundary, or
+// one token. Between two steps it sees whether the client is still there. One request is computed at a time.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/metrics.h"
+#include "engine/generation.h"
+#include "engine/kv_bridge.h"
+#include "engine/model.h"
+#include "engine/resident.h"
+#include "terrace/store.h"
+
+namespace terrace::engine {
+
+struct EngineOptions {
+  uint32_t context_tokens = 8192;    // Of one sequence.
+  uint32_t engine_kv_tokens = 8192;  // Kept between requests.
+  uint32_t chunk_tokens = 256;
+  KvType kv_type = KvType::kF16;
+  uint32_t threads = 1;
+  size_t queue_max = 64;
+  bool strict = false;             // Beside the sequence being computed nothing else is in engine memory.
+  bool save_decode_cache = false;  // Chunks that decode completes are cached too.
+  int64_t load_deadline_ms = 0;    // 0: from the predicted prefill time.
+};
+
+class ModelThread {
+ public:
+  // Makes the context and starts the thread. `model`, `store` and `metrics` outlive it.
+  static Result<std::unique_ptr<ModelThread>> Start(const EngineOptions& options, const Model& model, Store& store,
+                                                    Metrics& metrics);
+  ~ModelThread();  // Stop().
+
+  // All but the weights' digest and the salt.
+  const SpaceFields& space() const { return space_; }
+
+  // Why chunks don't leave and enter engine memory; "" if they do.
+  const std::string& not_cacheable() const { return not_cacheable_; }
+
+  // Queues a generation; if the queue is full it comes back. Any thread.
+  std::unique_ptr<Generation> Submit(std::unique_ptr<Generation> generation);
+
+  // Drops what waits in the queue for a client that has left. Any thread.
+  void DropGone();
+
+  // How many of `keys` lie in engine memory. Any thread.
+  size_t ResidentPrefix(std::span<const Digest> keys) const { return resident_.Known(keys); }
+
+  // Ends the running generation at its next step and all that wait, each with a 503. Idempotent. Not from a sink.
+  void Stop();
+
+ private:
+  struct Active;
+
+  ModelThread(const EngineOptions& options, const ContextOptions& context_options, const Model& model, Store& store,
+              Metrics& metrics, ContextPtr context);
+
+  void Run();
+  std::unique_ptr<Generation> Next();  // Null: stopping.
+  bool stopping() const;
+
+  // Looks up and begins to load chunks [first, generation.usable). Any thread.
+  Prefetch BeginPrefetch(const Generation& generation, size_t first);
+
+  void Admit(std::unique_ptr<Generation> generation);
+  void Step(Active& active);
+  void LoadStep(Active& active);
+  void PrefillStep(Active& active);
+  void DecodeStep(Active& active);
+  bool Decode(Active& active, std::span<const int32_t> tokens, bool wants_logits);
+  void Sample(Active& active);
+  void FinishChunk(Active& active);
+  void SaveChunk(Active& active, size_t chunk);
+  void End(Active& active, FinishReason reason);
+  void Fail(Active& active, int status, const std::string& why);
+  void Retire(Active& active);
+  void Apply(const std::vector<ResidentPrefixes::Cut>& cuts);
+  bool Place(const ResidentPrefixes::Plan& plan);
+  void BeginLoading(Active& active, size_t shared);
+  void EndLoading(Active& active, Reason reason);
+  bool InRam(const Digest& key);
+  std::chrono::milliseconds LoadBudget(size_t tokens) const;
+  void CountRequest(const Active& active, const char* outcome);
+
+  const EngineOptions options_;
+  const Model& model_;
+  Store& store_;
+  const SpaceFields space_;
+  const ContextPtr context_;            // Used by thread_ only, once it runs.
+  std::optional<KvBridge> bridge_;      // As context_. Nothing: not cacheable.
+  std::string not_cacheable_;           // Set before the thread starts.
+  ResidentPrefixes resident_;           // Changed by thread_ only.
+  std::unique_ptr<Active> active_;      // Used by thread_ only.
+  std::vector<std::byte> move_buffer_;  // Used by thread_ only: one chunk on its way to lower cells.
+
+  // Running mean of prefill. Relaxed: a hint, nothing is published by it.
+  std::atomic<double> seconds_per_token_{0.005};
+  // Nanoseconds on the thread, for metrics. Relaxed: counts.
+  std::atomic<uint64_t> cache_ns_{0}, compute_ns_{0}, wait_ns_{0};
+
+  struct Counters;
+  const std::unique_ptr<Counters> counters_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::unique_ptr<Generation>> queue_;  // Guarded by mutex_.
+  bool stopping_ = false;                          // Guarded by mutex_.
+  std::thread thread_;
+};
+
+}  // namespace terrace::engine

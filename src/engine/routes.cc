@@ -1,0 +1,264 @@
+#include "engine/routes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "base/hash.h"
+#include "openai/format.h"
+#include "openai/parse.h"
+
+namespace terrace::engine {
+namespace {
+
+// What OpenAI's completions end at if nothing is said.
+constexpr uint32_t kCompletionTokensDefault = 16;
+
+int64_t NowSeconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+void SendJson(http::Responder& responder, int status, std::string body, http::Headers headers = {}) {
+  headers.emplace_back("Content-Type", "application/json");
+  responder.Send(status, std::move(headers), std::move(body));
+}
+
+void SendError(http::Responder& responder, const openai::ApiError& error, http::Headers headers = {}) {
+  SendJson(responder, error.status, openai::ErrorBody(error), std::move(headers));
+}
+
+openai::ApiError Refusal(int status, std::string message, std::string code) {
+  return {.status = status,
+          .message = std::move(message),
+          .type = "invalid_request_error",
+          .param = {},
+          .code = std::move(code)};
+}
+
+uint32_t SamplerSeed(const std::optional<int64_t>& seed) {
+  // Any 64 bits to 32; llama.cpp takes the largest value as "choose one yourself".
+  const uint64_t bits = seed ? static_cast<uint64_t>(*seed) : std::random_device{}();
+  return static_cast<uint32_t>((bits ^ (bits >> 32)) % 0xffffffffu);
+}
+
+// Answers one request, as a stream or as a whole. Used by the model thread; `gone` by all.
+class HttpSink final : public GenerationSink {
+ public:
+  HttpSink(std::shared_ptr<http::Responder> responder, openai::AnswerHead head, bool stream, bool include_usage)
+      : responder_(std::move(responder)), head_(std::move(head)), stream_(stream), include_usage_(include_usage) {}
+
+  void Text(std::string text) override {
+    if (stream_) {
+      Write(openai::StreamText(head_, text, include_usage_));
+    } else {
+      text_ += text;
+    }
+  }
+
+  void Done(FinishReason reason, const openai::Usage& usage) override {
+    const char* finish = reason == FinishReason::kStop ? "stop" : "length";
+    if (!stream_) return SendJson(*responder_, 200, openai::AnswerBody(head_, text_, finish, usage));
+    Write(openai::StreamEnd(head_, finish, include_usage_ ? &usage : nullptr));
+    responder_->End();
+  }
+
+  void Failed(openai::ApiError error) override {
+    if (!begun_) return SendError(*responder_, error);
+    Write(openai::StreamError(error));
+    responder_->End();
+  }
+
+  bool gone() const override { return cut_.load(std::memory_order_relaxed) || responder_->gone(); }
+
+ private:
+  void Write(std::string events) {
+    if (!std::exchange(begun_, true)) {
+      responder_->Begin(200, {{"Content-Type", "text/event-stream"}, {"Cache-Control", "no-cache"}});
+      events.insert(0, openai::StreamStart(head_, include_usage_));
+    }
+    if (!responder_->Write(std::move(events))) cut_.store(true, std::memory_order_relaxed);
+  }
+
+  const std::shared_ptr<http::Responder> responder_;
+  const openai::AnswerHead head_;
+  const bool stream_;
+  const bool include_usage_;
+  bool begun_ = false;
+  std::string text_;
+  std::atomic<bool> cut_{false};  // Relaxed: a flag that stands alone. The client is too slow or gone.
+};
+
+}  // namespace
+
+Routes::Routes(RouteOptions options, const Model& model, ModelThread& thread, Store& store,
+               std::shared_ptr<WeightsDigest> weights, const Metrics& metrics)
+    : options_(std::move(options)),
+      model_(model),
+      thread_(thread),
+      store_(store),
+      weights_(std::move(weights)),
+      metrics_(metrics),
+      started_(NowSeconds()),
+      api_key_(Sha256Of(options_.api_key)) {}
+
+bool Routes::Authorized(const http::Request& request) const {
+  if (options_.api_key.empty()) return true;
+  constexpr std::string_view kBearer = "Bearer ";
+  const std::string_view header = request.Header("Authorization");
+  if (!header.starts_with(kBearer)) return false;
+  const Digest given = Sha256Of(header.substr(kBearer.size()));
+  unsigned difference = 0;
+  for (size_t i = 0; i < given.bytes.size(); ++i) difference |= unsigned{given.bytes[i]} ^ api_key_.bytes[i];
+  return difference == 0;
+}
+
+void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> responder) {
+  struct Route {
+    std::string_view path;
+    std::string_view method;
+  };
+  static constexpr Route kRoutes[] = {{"/health", "GET"},          {"/metrics", "GET"},
+                                      {"/v1/models", "GET"},       {"/v1/chat/completions", "POST"},
+                                      {"/v1/completions", "POST"}, {"/terrace/lookup", "POST"}};
+  const auto* route = std::ranges::find(kRoutes, request.path, &Route::path);
+  if (route == std::end(kRoutes)) {
+    return SendError(*responder, Refusal(404, "there is nothing at " + request.path, "not_found"));
+  }
+  if (request.method != route->method) {
+    return SendError(*responder,
+                     Refusal(405, request.path + " takes " + std::string(route->method), "method_not_allowed"),
+                     {{"Allow", std::string(route->method)}});
+  }
+  if (route->path == "/health") {
+    const Store::Health health = store_.health();
+    return SendJson(*responder, 200, openai::HealthBody(health.degraded, health.why));
+  }
+  if (route->path == "/metrics") {
+    return responder->Send(200, {{"Content-Type", "text/plain; version=0.0.4"}}, metrics_.Text());
+  }
+  if (!Authorized(request)) {
+    return SendError(*responder,
+                     Refusal(401, "the API key is missing or wrong; send Authorization: Bearer KEY", "invalid_api_key"),
+                     {{"WWW-Authenticate", "Bearer"}});
+  }
+  if (route->path == "/v1/models") {
+    return SendJson(*responder, 200, openai::ModelsBody(options_.served_name, started_, options_.context_tokens));
+  }
+
+  const bool lookup = route->path == "/terrace/lookup";
+  const auto endpoint = lookup                             ? openai::Endpoint::kEither
+                        : route->path == "/v1/completions" ? openai::Endpoint::kCompletion
+                                                           : openai::Endpoint::kChat;
+  const auto parsed = openai::ParseRequest(request.body, endpoint);
+  if (const auto* error = std::get_if<openai::ApiError>(&parsed)) return SendError(*responder, *error);
+  const auto& asked = std::get<openai::Request>(parsed);
+  if (lookup) return Lookup(asked, *responder);
+  Generate(asked, std::move(responder));
+}
+
+std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request) const {
+  if (!request.model.empty() && request.model != options_.served_name) {
+    return Refusal(404,
+                   "the model `" + request.model + "` does not exist; this server has `" + options_.served_name + "`",
+                   "model_not_found");
+  }
+  auto generation = std::make_unique<Generation>();
+  if (request.chat) {
+    if (!model_.no_chat_reason().empty()) {
+      return Refusal(400, model_.no_chat_reason() + "; use /v1/completions", "chat_not_supported");
+    }
+    std::vector<ChatMessage> messages;
+    for (const auto& message : request.messages) messages.push_back({message.role, message.content});
+    generation->tokens = model_.Tokenize(model_.ApplyChatTemplate(messages));
+  } else if (!request.prompt_tokens.empty()) {
+    generation->tokens = request.prompt_tokens;
+    if (std::ranges::max(generation->tokens) >= static_cast<int32_t>(model_.vocabulary())) {
+      return openai::ApiError{.message = "'prompt' has a token id that the model does not know", .param = "prompt"};
+    }
+  } else {
+    generation->tokens = model_.Tokenize(request.prompt);
+  }
+
+  const size_t prompt = generation->tokens.size();
+  if (prompt == 0)
+    return openai::ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
+  if (prompt >= options_.context_tokens) {
+    return Refusal(400,
+                   "this model's maximum context length is " + std::to_string(options_.context_tokens) +
+                       " tokens, and the prompt has " + std::to_string(prompt) +
+                       " tokens; shorten it (one token is needed for the answer)",
+                   "context_length_exceeded");
+  }
+  const auto room = static_cast<uint32_t>(options_.context_tokens - prompt);
+  generation->max_tokens = std::min(room, request.max_tokens.value_or(request.chat ? room : kCompletionTokensDefault));
+  generation->sampling = {.temperature = static_cast<float>(request.temperature),
+                          .top_p = static_cast<float>(request.top_p),
+                          .seed = SamplerSeed(request.seed)};
+  generation->stops = request.stop;
+
+  const std::optional<Digest> weights = weights_->Get();
+  if (!thread_.not_cacheable().empty()) {
+    generation->not_named = Reason::kNotCacheable;
+  } else if (!weights) {
+    generation->not_named = Reason::kWeightsPending;
+  } else {
+    SpaceFields space = thread_.space();
+    space.weights = *weights;
+    space.salt = request.cache_salt;
+    generation->chain = KeyChain(SpaceId(space), space.chunk_tokens);
+    generation->chain.Extend(generation->tokens);
+    generation->usable = (prompt - 1) / space.chunk_tokens;
+  }
+  return generation;
+}
+
+void Routes::Generate(const openai::Request& request, std::shared_ptr<http::Responder> responder) {
+  auto prepared = Prepare(request);
+  if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(*responder, *error);
+  auto generation = std::move(std::get<std::unique_ptr<Generation>>(prepared));
+  const openai::AnswerHead head{.chat = request.chat,
+                                .id = openai::NewAnswerId(request.chat),
+                                .created = NowSeconds(),
+                                .model = options_.served_name};
+  generation->sink = std::make_unique<HttpSink>(responder, head, request.stream, request.include_usage);
+  if (thread_.Submit(std::move(generation)) != nullptr) {
+    return SendError(*responder,
+                     {.status = 429,
+                      .message = "too many requests are waiting; try again",
+                      .type = "rate_limit_error",
+                      .param = {},
+                      .code = "queue_full"},
+                     {{"Retry-After", "1"}});
+  }
+  // A generation that runs asks its sink; one that waits is dropped here.
+  responder->OnGone([&thread = thread_] { thread.DropGone(); });
+}
+
+void Routes::Lookup(const openai::Request& request, http::Responder& responder) const {
+  const auto prepared = Prepare(request);
+  if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(responder, *error);
+  const Generation& generation = *std::get<std::unique_ptr<Generation>>(prepared);
+  const uint32_t chunk = thread_.space().chunk_tokens;
+  openai::LookupAnswer answer{.prompt_tokens = static_cast<uint32_t>(generation.tokens.size()),
+                              .cached = {},
+                              .chunk_tokens = chunk,
+                              .pending_saves = store_.pending_saves()};
+  Reason miss = generation.not_named;
+  if (miss == Reason::kNone && generation.usable == 0) miss = Reason::kShortPrompt;
+  if (miss == Reason::kNone) {
+    const std::span<const Digest> keys(generation.chain.keys().data(), generation.usable);
+    const size_t resident = thread_.ResidentPrefix(keys);
+    answer.cached.Add("engine", static_cast<uint32_t>(resident) * chunk);
+    if (resident < keys.size()) {
+      const PrefixHit hit = store_.Lookup(keys.subspan(resident));
+      for (const uint8_t tier : hit.tier) answer.cached.Add(store_.tier_names()[tier], chunk);
+      miss = hit.miss_reason;
+    }
+  }
+  answer.cached.miss_reason = ReasonName(miss);
+  SendJson(responder, 200, openai::LookupBody(answer));
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,51 @@
+// The HTTP side of `terrace serve`: requests to generations, generations to answers. Handle runs on a reactor thread
+// and never waits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "base/metrics.h"
+#include "chunk/weights.h"
+#include "engine/model.h"
+#include "engine/model_thread.h"
+#include "http/server.h"
+#include "openai/types.h"
+#include "terrace/store.h"
+
+namespace terrace::engine {
+
+struct RouteOptions {
+  std::string served_name;
+  std::string api_key;  // "": none is asked for.
+  uint32_t context_tokens = 0;
+};
+
+class Routes {
+ public:
+  // All references outlive the routes, and the server is stopped before they go.
+  Routes(RouteOptions options, const Model& model, ModelThread& thread, Store& store,
+         std::shared_ptr<WeightsDigest> weights, const Metrics& metrics);
+
+  void Handle(http::Request request, std::shared_ptr<http::Responder> responder);
+
+ private:
+  bool Authorized(const http::Request& request) const;
+  void Generate(const openai::Request& request, std::shared_ptr<http::Responder> responder);
+  void Lookup(const openai::Request& request, http::Responder& responder) const;
+  // Template, tokens and names of a request; no sink yet.
+  std::variant<std::unique_ptr<Generation>, openai::ApiError> Prepare(const openai::Request& request) const;
+
+  const RouteOptions options_;
+  const Model& model_;
+  ModelThread& thread_;
+  Store& store_;
+  const std::shared_ptr<WeightsDigest> weights_;
+  const Metrics& metrics_;
+  const int64_t started_;  // Seconds since 1970.
+  const Digest api_key_;   // SHA-256 of the key: compared in constant time whatever its length.
+};
+
+}  // namespace terrace::engine

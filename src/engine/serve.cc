@@ -1,0 +1,433 @@
+#include "engine/serve.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/executor.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "chunk/weights.h"
+#include "engine/model.h"
+#include "engine/model_thread.h"
+#include "engine/routes.h"
+#include "http/server.h"
+#include "io/file_io.h"
+#include "terrace/store.h"
+#include "terrace/version.h"
+#include "tier/fault_tier.h"
+#include "tier/shared_fs_tier.h"
+
+namespace terrace {
+namespace {
+
+using engine::KvType;
+using engine::Model;
+using engine::ModelThread;
+using std::chrono::milliseconds;
+
+constexpr int kUserMustMend = 2;
+constexpr uint32_t kContextDefaultMax = 8192;
+constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
+constexpr uint32_t kChunkMax = 4096;
+constexpr milliseconds kRequestsDrain{10'000};
+constexpr std::chrono::seconds kStoreDrain{15};
+// A file that is hashed faster than this is known before the port opens, so that the first request is cached already.
+constexpr milliseconds kWeightsWait{5'000};
+
+config::Schema ServeSchema() {
+  using config::Type;
+  return {
+      .program = "terrace serve",
+      .summary = "Serves a GGUF model over OpenAI's API and keeps its KV in tiers: engine memory, RAM, shared storage.",
+      .options = {
+          {.name = "model",
+           .type = Type::kText,
+           .help = "the weights, one GGUF file",
+           .metavar = "F.gguf",
+           .required = true},
+          {.name = "served-name",
+           .type = Type::kText,
+           .help = "the model's name in the API (default: the file's)",
+           .metavar = "NAME"},
+          {.name = "host",
+           .type = Type::kText,
+           .default_value = "127.0.0.1",
+           .help = "address to listen on",
+           .metavar = "ADDR"},
+          {.name = "port",
+           .type = Type::kInt,
+           .default_value = "8000",
+           .help = "port to listen on; 0: any free one",
+           .metavar = "N"},
+          {.name = "ram",
+           .type = Type::kBytes,
+           .default_value = "2GiB",
+           .help = "RAM for cached KV, a hard cap",
+           .metavar = "BYTES"},
+          {.name = "shared",
+           .type = Type::kText,
+           .help = "directory on shared storage for cached KV",
+           .metavar = "DIR"},
+          {.name = "chunk",
+           .type = Type::kInt,
+           .default_value = "256",
+           .help = "tokens a chunk, a multiple of 64; the same on all instances",
+           .metavar = "N"},
+          {.name = "kv-type",
+           .type = Type::kChoice,
+           .default_value = "f16",
+           .help = "type of KV values",
+           .choices = {"f16", "q8_0"},
+           .metavar = "TYPE"},
+          {.name = "ctx",
+           .type = Type::kInt,
+           .help = "longest prompt and answer in tokens (default: the model's, at most 8192)",
+           .metavar = "N"},
+          {.name = "engine-kv-tokens",
+           .type = Type::kInt,
+           .help = "tokens of KV kept in engine memory between requests (default: as --ctx)",
+           .metavar = "N"},
+          {.name = "threads",
+           .type = Type::kInt,
+           .help = "threads that compute (default: physical cores)",
+           .metavar = "N"},
+          {.name = "api-key",
+           .type = Type::kSecret,
+           .help = "key that clients must send as bearer token",
+           .metavar = "KEY",
+           .environment = "VLLM_API_KEY"},
+          {.name = "strict",
+           .type = Type::kBool,
+           .default_value = "false",
+           .help = "answers equal those without a cache bit for bit"},
+          {.name = "save-decode-cache",
+           .type = Type::kBool,
+           .default_value = "false",
+           .help = "cache the KV of generated tokens too"},
+          {.name = "allow-degraded",
+           .type = Type::kBool,
+           .default_value = "false",
+           .help = "start without --shared if it is not there, and join when it appears"},
+          {.name = "fault",
+           .type = Type::kText,
+           .help = "make --shared fail on purpose (docs/reference/fault.md)",
+           .metavar = "SPEC"},
+          {.name = "queue-max",
+           .type = Type::kInt,
+           .default_value = "64",
+           .help = "requests that may wait; above: 429",
+           .metavar = "N"},
+          {.name = "load-deadline",
+           .type = Type::kDuration,
+           .help = "longest wait for cached KV (default: half the time computing it would take)",
+           .metavar = "TIME"},
+          {.name = "log-level",
+           .type = Type::kChoice,
+           .default_value = "info",
+           .help = "lines from this level on go to stderr",
+           .choices = {"debug", "info", "warn", "error"},
+           .metavar = "LEVEL"},
+      }};
+}
+
+int Refuse(const std::string& why) {
+  std::fprintf(stderr, "terrace serve: %s\n", why.c_str());
+  return kUserMustMend;
+}
+
+// llama.cpp computes with OpenMP, whose threads spin at barriers unless told otherwise before the program starts;
+// spinning threads collapse when anything else runs on the machine. Whoever sets either variable decides.
+void EnsureOpenMpPassive() {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string line{std::istreambuf_iterator<char>(file), {}};
+  std::vector<char*> argv;
+  for (size_t at = 0; at < line.size(); at += std::strlen(line.data() + at) + 1) argv.push_back(line.data() + at);
+  if (argv.empty()) return;
+  argv.push_back(nullptr);
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  execv("/proc/self/exe", argv.data());  // On failure we go on as we are: slower under load, still right.
+}
+
+// Cores this process may use, threads of one core counted once.
+uint32_t PhysicalCores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
+  std::set<std::string> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(static_cast<size_t>(cpu), &allowed)) continue;
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+    std::string siblings;
+    cores.insert(std::getline(file, siblings) ? siblings : "cpu" + std::to_string(cpu));
+  }
+  return static_cast<uint32_t>(std::max<size_t>(cores.size(), 1));
+}
+
+// The first SIGTERM or SIGINT: before `ready` there is nothing to finish, after it WaitForStop returns. Later ones are
+// ignored: the stop has a deadline of its own, and a terminal and a script may both send one.
+std::atomic<bool> ready{false};  // Lock-free, so that a handler may read it.
+int stop_pipe[2] = {-1, -1};     // Written by the handler, which may do little else.
+
+void OnStopSignal(int) {
+  if (!ready.load()) _exit(0);
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = write(stop_pipe[1], &byte, 1);
+}
+
+bool CatchStopSignals() {
+  if (pipe(stop_pipe) != 0) return false;
+  struct sigaction action{};
+  action.sa_handler = OnStopSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, nullptr);
+  return true;
+}
+
+void WaitForStop() {
+  ready.store(true);
+  char byte = 0;
+  while (read(stop_pipe[0], &byte, 1) < 0 && errno == EINTR) {
+  }
+}
+
+struct ServeOptions {
+  std::string model_path;
+  std::string served_name;
+  engine::EngineOptions engine;
+  StoreOptions store;
+  SharedFsOptions shared;  // directory "": none.
+  FaultSpec fault;
+  bool has_fault = false;
+  http::Options http;
+  std::string api_key;
+};
+
+// An integer option within bounds.
+Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
+  const int64_t value = values.Int(name);
+  if (value >= low && value <= high) return static_cast<uint32_t>(value);
+  return Fail(Code::kInvalid, std::string("--") + name + " " + std::to_string(value) + " is not between " +
+                                  std::to_string(low) + " and " + std::to_string(high));
+}
+
+// What can be said of the options before the model is there.
+Result<ServeOptions> ReadOptions(const config::Values& values) {
+  ServeOptions options;
+  options.model_path = values.Text("model");
+  options.served_name = values.Text("served-name");
+  if (options.served_name.empty()) {
+    const std::filesystem::path file = std::filesystem::path(options.model_path).filename();
+    options.served_name = file.extension() == ".gguf" ? file.stem().string() : file.string();
+  }
+  options.api_key = values.Text("api-key");
+  options.http.host = values.Text("host");
+  options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
+  options.store.ram_bytes_max = values.Bytes("ram");
+  options.shared.directory = values.Text("shared");
+  options.shared.open_lazily = values.Bool("allow-degraded");
+  options.engine.kv_type = values.Text("kv-type") == "f16" ? KvType::kF16 : KvType::kQ8_0;
+  options.engine.strict = values.Bool("strict");
+  options.engine.save_decode_cache = values.Bool("save-decode-cache");
+  if (options.engine.strict && options.engine.save_decode_cache) {
+    return Fail(Code::kInvalid,
+                "--strict keeps KV of prompts only, --save-decode-cache that of answers too: choose one");
+  }
+  if (values.IsSet("load-deadline")) {
+    options.engine.load_deadline_ms = std::max<int64_t>(values.DurationMs("load-deadline"), 1);
+  }
+
+  const auto port = Bounded(values, "port", 0, 65535);
+  if (!port) return tl::unexpected(port.error());
+  options.http.port = static_cast<uint16_t>(*port);
+  const auto queue = Bounded(values, "queue-max", 1, 100'000);
+  if (!queue) return tl::unexpected(queue.error());
+  options.engine.queue_max = *queue;
+  const auto chunk = Bounded(values, "chunk", kChunkStep, kChunkMax);
+  if (!chunk) return tl::unexpected(chunk.error());
+  if (*chunk % kChunkStep != 0) {
+    return Fail(Code::kInvalid,
+                "--chunk " + std::to_string(*chunk) + " is no multiple of " + std::to_string(kChunkStep));
+  }
+  options.engine.chunk_tokens = *chunk;
+  options.engine.threads = PhysicalCores();
+  if (values.IsSet("threads")) {
+    const auto threads = Bounded(values, "threads", 1, 512);
+    if (!threads) return tl::unexpected(threads.error());
+    options.engine.threads = *threads;
+  }
+
+  options.has_fault = values.IsSet("fault");
+  if (options.has_fault) {
+    Result<FaultSpec> fault = FaultSpec::Parse(values.Text("fault"));
+    if (!fault) return Fail(fault.error(), "--fault");
+    if (options.shared.directory.empty()) return Fail(Code::kInvalid, "--fault makes --shared fail, and there is none");
+    options.fault = *fault;
+  }
+  return options;
+}
+
+// The rest, now that the model is known.
+Result<void> FitToModel(const config::Values& values, const Model& model, ServeOptions& options) {
+  const uint32_t trained = model.train_context();
+  options.engine.context_tokens = std::min(trained, kContextDefaultMax);
+  if (values.IsSet("ctx")) {
+    const int64_t asked = values.Int("ctx");
+    if (asked > trained) {
+      return Fail(Code::kInvalid, "--ctx " + std::to_string(asked) + " is above the " + std::to_string(trained) +
+                                      " tokens that the model was trained for");
+    }
+    if (asked < 2)
+      return Fail(Code::kInvalid, "--ctx " + std::to_string(asked) + " has no room for a prompt and an answer");
+    options.engine.context_tokens = static_cast<uint32_t>(asked);
+  }
+  options.engine.engine_kv_tokens = options.engine.context_tokens;
+  if (values.IsSet("engine-kv-tokens")) {
+    const auto kept = Bounded(values, "engine-kv-tokens", 0, 1 << 26);
+    if (!kept) return tl::unexpected(kept.error());
+    options.engine.engine_kv_tokens = *kept;
+  }
+  return {};
+}
+
+Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
+                                                     Executor& faults) {
+  std::vector<std::unique_ptr<Tier>> tiers;
+  if (options.shared.directory.empty()) return tiers;
+  Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
+  if (!shared) {
+    Error error = shared.error();
+    error.what += "; or start without it for now: --allow-degraded";
+    return Fail(std::move(error), "--shared");
+  }
+  if (options.has_fault) {
+    tiers.push_back(std::make_unique<FaultTier>(std::move(*shared), options.fault, faults));
+  } else {
+    tiers.push_back(std::move(*shared));
+  }
+  return tiers;
+}
+
+log::Level LevelOf(const std::string& name) {
+  if (name == "debug") return log::Level::kDebug;
+  if (name == "warn") return log::Level::kWarn;
+  return name == "error" ? log::Level::kError : log::Level::kInfo;
+}
+
+void WaitForWeights(const WeightsDigest& weights) {
+  for (milliseconds waited{0}; !weights.Get() && waited < kWeightsWait; waited += milliseconds(10)) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
+void LogReady(const ServeOptions& options, const Model& model, const ModelThread& thread, const WeightsDigest& weights,
+              uint16_t port) {
+  const std::optional<Digest> digest = weights.Get();
+  const SpaceFields& space = thread.space();
+  log::Info("serve_ready", {{"url", "http://" + options.http.host + ":" + std::to_string(port) + "/v1"},
+                            {"model", options.served_name},
+                            {"description", model.Description()},
+                            {"weights", digest ? digest->Hex() : "pending"},
+                            {"engine", space.engine + " " + space.engine_build},
+                            {"kv_type", space.kv_dtype_k},
+                            {"layout", space.layout},
+                            {"chunk", options.engine.chunk_tokens},
+                            {"ctx", options.engine.context_tokens},
+                            {"engine_kv_tokens", options.engine.engine_kv_tokens},
+                            {"threads", options.engine.threads},
+                            {"ram", options.store.ram_bytes_max},
+                            {"shared", options.shared.directory},
+                            {"strict", options.engine.strict}});
+  if (!thread.not_cacheable().empty()) log::Warn("not_cacheable", {{"why", thread.not_cacheable()}});
+  if (!model.no_chat_reason().empty())
+    log::Warn("no_chat", {{"why", model.no_chat_reason()}, {"use", "/v1/completions"}});
+}
+
+int Serve(const config::Values& values, ServeOptions options) {
+  if (!CatchStopSignals()) return Refuse(std::string("no pipe for signals: ") + std::strerror(errno));
+  const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
+  Result<std::unique_ptr<Model>> model = Model::Load(options.model_path);
+  if (!model) return Refuse(model.error().what);
+  if (const Result<void> fits = FitToModel(values, **model, options); !fits) return Refuse(fits.error().what);
+
+  // Destroyed in reverse: the server first, then the thread, the store, and what the store's tiers use.
+  Metrics metrics;
+  const SystemClock clock;
+  const std::unique_ptr<FileIo> io = RealFileIo();
+  ThreadPool faults("terrace-fault", 1);
+  auto tiers = OpenTiers(options, {.io = *io, .clock = clock, .metrics = metrics}, faults);
+  if (!tiers) return Refuse(tiers.error().what);
+  Result<std::unique_ptr<Store>> store = OpenStore(options.store, std::move(*tiers), metrics);
+  if (!store) return Refuse(store.error().what);
+  auto thread = ModelThread::Start(options.engine, **model, **store, metrics);
+  if (!thread) return Refuse(thread.error().what);
+  WaitForWeights(*weights);
+
+  engine::Routes routes(
+      {.served_name = options.served_name, .api_key = options.api_key, .context_tokens = options.engine.context_tokens},
+      **model, **thread, **store, weights, metrics);
+  auto server =
+      http::Server::Start(options.http, [&routes](http::Request request, std::shared_ptr<http::Responder> responder) {
+        routes.Handle(std::move(request), std::move(responder));
+      });
+  if (!server) return Refuse(server.error().what);
+  LogReady(options, **model, **thread, *weights, (*server)->port());
+
+  WaitForStop();
+  log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
+  const bool all_answered = (*server)->Drain(kRequestsDrain);
+  (*thread)->Stop();
+  (*server)->Stop();
+  const CloseReport closed = (*store)->Close(std::chrono::steady_clock::now() + kStoreDrain);
+  log::Info("serve_stopped",
+            {{"requests_cut", !all_answered}, {"saves_finished", closed.clean}, {"saves_abandoned", closed.abandoned}});
+  return 0;
+}
+
+}  // namespace
+
+int RunServe(const std::vector<std::string>& args) {
+  EnsureOpenMpPassive();
+  const config::Schema schema = ServeSchema();
+  log::LogToStderr();  // Warnings about the configuration itself.
+  const auto parsed = config::Load(schema, args, [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+  if (!parsed) return Refuse(parsed.error().what);
+  if (parsed->help) {
+    std::printf("%s", config::Help(schema).c_str());
+    return 0;
+  }
+  if (parsed->print_config) {
+    std::printf("%s", parsed->values.Dump().c_str());
+    return 0;
+  }
+  log::LogToStderr(LevelOf(parsed->values.Text("log-level")));
+  Result<ServeOptions> options = ReadOptions(parsed->values);
+  if (!options) return Refuse(options.error().what);
+  return Serve(parsed->values, std::move(*options));
+}
+
+}  // namespace terrace
