@@ -97,7 +97,7 @@ std::vector<int32_t> Document(const Model& model, size_t tokens) {
 }
 
 KeyChain Keys(const Model& model, const std::vector<int32_t>& tokens) {
-  SpaceFields fields = model.Space(KvType::kF16, kChunk);
+  SpaceFields fields = model.Space({.chunk_tokens = kChunk, .kv_type = KvType::kF16});
   fields.weights = Sha256Of("bench");  // The digest is measured elsewhere.
   KeyChain chain(SpaceId(fields), kChunk);
   chain.Extend(tokens);
@@ -105,15 +105,21 @@ KeyChain Keys(const Model& model, const std::vector<int32_t>& tokens) {
 }
 
 struct Shared {
-  explicit Shared(const std::string& dir) {
-    auto shared = Must(SharedFsTier::Open({.dir = dir}));
+  explicit Shared(std::string dir) : directory(std::move(dir)) {
+    auto shared = Must(OpenSharedFsTier({.directory = directory}, {.io = *io, .clock = clock, .metrics = metrics}));
     tier = shared.get();
     std::vector<std::unique_ptr<Tier>> tiers;
     tiers.push_back(std::move(shared));
     store = Must(OpenStore({.ram_bytes_max = 1ull << 30}, std::move(tiers), metrics));
   }
+  std::string FramePath(const Digest& key) const {  // docs/internals/shared_fs.md
+    return directory + "/frames/" + key.Hex().substr(0, 3) + "/" + key.Hex() + ".kvf";
+  }
+  const std::string directory;
+  std::unique_ptr<FileIo> io = RealFileIo();
+  SystemClock clock;
   Metrics metrics;
-  SharedFsTier* tier = nullptr;
+  Tier* tier = nullptr;
   std::unique_ptr<Store> store;
 };
 
@@ -169,7 +175,7 @@ int RestoreMain(const std::string& dir, const std::string& model_path, size_t to
       Shared shared(dir);  // A fresh store each round: nothing in RAM.
       while (!shared.tier->stats().index_ready) usleep(1000);
       std::vector<std::string> files;
-      for (const Digest& key : chain.keys()) files.push_back(shared.tier->FramePath(key));
+      for (const Digest& key : chain.keys()) files.push_back(shared.FramePath(key));
       const auto forget = [&] {
         if (drop) std::for_each(files.begin(), files.end(), DropPages);
       };
