@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -99,7 +100,7 @@ std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Uni
   if (number_code != std::errc() || number_end != end) return std::nullopt;
   const double value = number * static_cast<double>(unit->factor);
   if (!(value < static_cast<double>(most))) return std::nullopt;
-  return static_cast<uint64_t>(value + 0.5);
+  return static_cast<uint64_t>(std::round(value));
 }
 
 std::optional<int64_t> ParseInt(std::string_view text) {
