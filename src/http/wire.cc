@@ -79,7 +79,7 @@ class Parser final : public beast::basic_parser<kRequest> {
     owner_.OnField(View(name), View(value));
   }
   void on_header_impl(error_code& error) override {
-    if (!owner_.OnHead()) error = beast::error::bad_transfer_encoding;
+    if (!owner_.OnHead()) error = beast::error::bad_value;
   }
   void on_body_init_impl(boost::optional<uint64_t> const& length, error_code&) override {
     owner_.OnBody(length.value_or(0));
@@ -98,11 +98,28 @@ class Parser final : public beast::basic_parser<kRequest> {
   Owner& owner_;
 };
 
-// Not eager: put() returns after the head, so that its bytes can be counted; the loop does the rest.
-template <class P>
-size_t Put(P& parser, std::string_view bytes, error_code& error) {
-  return parser.put(boost::asio::const_buffer(bytes.data(), bytes.size()), error);
-}
+// Feeds a parser one piece of a message: its head, a chunk's line, or body. Not eager, so that the bytes of the head
+// can be counted.
+class Feeder {
+ public:
+  void Reset() { at_line_ = false; }
+
+  template <class P>
+  size_t Put(P& parser, std::string_view bytes, error_code& error) {
+    // Beast asserts that five bytes are there when it looks at a last chunk's line again ("0 CR LF CR LF"), and does
+    // not see to it. No line that begins here ends a message in fewer, so they can be waited for.
+    if (at_line_ && bytes.size() < kLastChunk.size()) {
+      error = beast::error::need_more;
+      return 0;
+    }
+    const size_t used = parser.put(boost::asio::const_buffer(bytes.data(), bytes.size()), error);
+    at_line_ = error == beast::error::need_more && parser.is_header_done();
+    return used;
+  }
+
+ private:
+  bool at_line_ = false;  // A chunk's line is there in part.
+};
 
 }  // namespace
 
@@ -146,8 +163,11 @@ struct RequestReader::Impl {
     if (mark != std::string_view::npos) request.query = target.substr(mark + 1);
   }
   void OnField(std::string_view name, std::string_view value) { request.headers.emplace_back(name, value); }
-  // Chunking is no part of HTTP/1.0; a server that reads it all the same disagrees with one that does not.
-  bool OnHead() const { return !(http_1_0 && parser->chunked()); }
+  bool OnHead() const {
+    if (!request.path.starts_with('/') && request.path != "*") return false;
+    // Chunking is no part of HTTP/1.0; a server that reads it all the same disagrees with one that does not.
+    return !(http_1_0 && parser->chunked());
+  }
   void OnBody(uint64_t length) {
     // Room at once for most bodies; a client that only announces gigabytes shall not cost them.
     request.body.reserve(static_cast<size_t>(std::min<uint64_t>(length, 1 << 20)));
@@ -157,6 +177,7 @@ struct RequestReader::Impl {
 
   const Limits limits;
   std::optional<RequestParser> parser;
+  Feeder feeder;
   Request request;
   size_t head_bytes = 0;
   bool http_1_0 = false;
@@ -170,6 +191,7 @@ void RequestReader::Reset() {
   impl_->head_bytes = 0;
   impl_->http_1_0 = false;
   impl_->parser.emplace(*impl_);
+  impl_->feeder.Reset();
   impl_->parser->body_limit(impl_->limits.body_bytes_max);
 }
 
@@ -181,7 +203,7 @@ Progress RequestReader::Feed(std::string_view bytes) {
   while (used < bytes.size() && !parser.is_done()) {
     const bool in_head = !parser.is_header_done();
     error_code error;
-    const size_t n = Put(parser, bytes.substr(used), error);
+    const size_t n = impl_->feeder.Put(parser, bytes.substr(used), error);
     used += n;
     if (error == beast::error::body_limit) return {Wire::kBodyTooLong, used};
     if (error && error != beast::error::need_more) return {Wire::kBad, used};
@@ -223,7 +245,7 @@ struct ResponseReader::Impl {
     lines.push_back({begin, name.size(), fields.size()});
   }
   bool OnHead() {
-    if (status == 101) return false;  // We asked for no upgrade.
+    if (status < 100 || status == 101) return false;  // No status at all; an upgrade, for which we did not ask.
     if (status / 100 == 1) return true;
     DropFieldsNamedInConnection();
     // need_eof(): the body ends with the connection, which is not the client's connection.
@@ -282,6 +304,7 @@ struct ResponseReader::Impl {
     newlines = 0;
     empty = true;
     parser.emplace(*this);
+    feeder.Reset();
     parser->body_limit(boost::none);
     parser->skip(plan.to_head);
   }
@@ -291,6 +314,7 @@ struct ResponseReader::Impl {
   };
   Plan plan;
   std::optional<ResponseParser> parser;
+  Feeder feeder;
   int status = 0;
   std::string reason, fields, connection, content_type;
   std::vector<Line> lines;  // Where each field lies in `fields`.
@@ -318,7 +342,7 @@ Progress ResponseReader::Feed(std::string_view bytes, std::string& out) {
   while (used < bytes.size()) {
     auto& parser = *impl_->parser;
     error_code error;
-    used += Put(parser, bytes.substr(used), error);
+    used += impl_->feeder.Put(parser, bytes.substr(used), error);
     if (impl_->fields.size() > kResponseHeadBytesMax) return {Wire::kBad, used};
     if (error == beast::error::need_more) break;
     if (error) return {Wire::kBad, used};
