@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct TierCase {
   std::string name;  // Shows in the names of the tests: letters, digits and underscores.
   // Never fails (asserts). The tier has room for kContractBytes.
   std::function<std::unique_ptr<Tier>(World&)> open;
+  friend void PrintTo(const TierCase& tier, std::ostream* out) { *out << tier.name; }
 };
 inline constexpr uint64_t kContractBytes = 64 << 20;
 

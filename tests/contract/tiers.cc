@@ -7,6 +7,7 @@
 #include "io/file_io.h"
 #include "tests/contract/tier_contract.h"
 #include "tier/fault_tier.h"
+#include "tier/guard_tier.h"
 #include "tier/ram_tier.h"
 #include "tier/shared_fs_tier.h"
 
@@ -32,6 +33,11 @@ std::unique_ptr<Tier> Delayed(std::unique_ptr<Tier> tier, World& world) {
   return std::make_unique<FaultTier>(std::move(tier), spec, world.executor);
 }
 
+std::unique_ptr<Tier> Guarded(std::unique_ptr<Tier> tier, World& world) {
+  static SystemClock clock;
+  return std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, world.executor, clock);
+}
+
 std::unique_ptr<Tier> OpenSharedFs(World& world) {
   static const std::unique_ptr<FileIo> io = RealFileIo();
   static SystemClock clock;
@@ -48,6 +54,8 @@ std::vector<TierCase> AllTiers() {
       {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
       {"shared_fs", [](World& world) { return OpenSharedFs(world); }},
       {"fault_shared_fs", [](World& world) { return WithoutFaults(OpenSharedFs(world), world); }},
+      {"guard_ram", [](World& world) { return Guarded(OpenRam(&world.executor), world); }},
+      {"guard_shared_fs", [](World& world) { return Guarded(OpenSharedFs(world), world); }},
       {"fault_delay_ram", [](World& world) { return Delayed(OpenRam(nullptr), world); }},
   };
 }

@@ -1,0 +1,267 @@
+#include "tier/guard_tier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace terrace {
+namespace {
+
+LoadResult Late(const LoadResult*) {
+  LoadResult result;
+  result.outcome = Outcome::kMiss;
+  result.reason = Reason::kTimeout;
+  return result;
+}
+SaveResult Late(const SaveResult*) {
+  SaveResult result;
+  result.outcome = Outcome::kFailed;
+  result.reason = Reason::kTimeout;
+  result.error = Error{Code::kTimeout, "the tier did not answer in time", 0};
+  return result;
+}
+
+bool IsFailure(const LoadResult& r) { return r.outcome == Outcome::kFailed; }
+// A parent that is missing or a frame of another version says nothing of the medium.
+bool IsFailure(const SaveResult& r) { return r.outcome == Outcome::kFailed; }
+
+template <class R>
+std::string WhyFailed(const R& r) {
+  return r.error ? r.error->what : ReasonName(r.reason);
+}
+
+}  // namespace
+
+struct GuardTier::Pending {
+  virtual ~Pending() = default;
+  virtual void Expire() = 0;
+};
+
+template <class R>
+struct GuardTier::PendingBatch final : Pending {
+  PendingBatch(GuardTier& g, Breaker& b, std::shared_ptr<Batch<R>> d, uint64_t progress)
+      : guard(g), breaker(b), done(std::move(d)), settled(done->size()), progress_before(progress) {}
+
+  // True for whoever comes first: the tier below, or the deadline.
+  bool Claim(size_t i) {
+    std::lock_guard lock(mutex);
+    return std::exchange(settled[i], uint8_t{1}) == 0;
+  }
+  void Settle(size_t i, const R& result) {
+    if (IsFailure(result)) {
+      guard.Failed(breaker, WhyFailed(result));
+    } else {
+      guard.Succeeded(breaker);
+    }
+    if (Claim(i)) done->Settle(i, result);
+  }
+  void Expire() override {
+    bool any = false;
+    for (size_t i = 0; i < done->size(); ++i) {
+      if (!Claim(i)) continue;
+      any = true;
+      done->Settle(i, Late(static_cast<const R*>(nullptr)));
+    }
+    if (!any) return;
+    bool stuck = false;
+    {
+      std::lock_guard lock(guard.mutex_);
+      stuck = guard.progress_ == progress_before;
+      if (!stuck && std::exchange(breaker.probing, false)) breaker.probe_at = guard.clock_.Now() + breaker.interval;
+    }
+    if (stuck) guard.Failed(breaker, "no answer in time");
+  }
+
+  GuardTier& guard;
+  Breaker& breaker;
+  const std::shared_ptr<Batch<R>> done;
+  std::mutex mutex;
+  std::vector<uint8_t> settled;  // Guarded by mutex.
+  const uint64_t progress_before;
+};
+
+GuardTier::GuardTier(std::unique_ptr<Tier> inner, const GuardOptions& options, Executor& executor, const Clock& clock)
+    : inner_(std::move(inner)), options_(options), clock_(clock), jobs_(&executor) {
+  read_.what = "reads";
+  save_.what = "saves";
+}
+
+GuardTier::~GuardTier() {
+  Close(clock_.Now());
+  inner_.reset();
+}
+
+// True if the call may go on to the tier below.
+bool GuardTier::Admit(Breaker& breaker, bool probe_by_call) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  if (!breaker.open) return true;
+  if (!probe_by_call || breaker.probing || clock_.Now() < breaker.probe_at) return false;
+  breaker.probing = true;
+  return true;
+}
+
+void GuardTier::Succeeded(Breaker& breaker) {
+  std::chrono::milliseconds down{0};
+  {
+    std::lock_guard lock(mutex_);
+    ++progress_;
+    breaker.failures = 0;
+    breaker.probing = false;
+    if (!breaker.open) return;
+    breaker.open = false;
+    down = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.Now() - breaker.opened_at);
+  }
+  log::Info("tier_recovered", {{"tier", info().name}, {"what", breaker.what}, {"down_ms", down.count()}});
+}
+
+void GuardTier::Failed(Breaker& breaker, const std::string& why) {
+  bool opened = false;
+  {
+    std::lock_guard lock(mutex_);
+    ++progress_;
+    breaker.why = why;
+    if (breaker.open) {
+      if (!std::exchange(breaker.probing, false)) return;  // A call from before it opened.
+      breaker.interval = std::min(breaker.interval * 2, options_.probe_after_max);
+    } else {
+      if (++breaker.failures < options_.failures_to_open) return;
+      breaker.open = opened = true;
+      breaker.opened_at = clock_.Now();
+      breaker.interval = options_.probe_after;
+    }
+    breaker.probe_at = clock_.Now() + breaker.interval;
+  }
+  if (opened) {
+    log::Warn("tier_degraded", {{"tier", info().name}, {"what", breaker.what}, {"why", why}});
+    if (&breaker == &read_) ArmProbe(options_.probe_after);
+  }
+}
+
+void GuardTier::ArmProbe(std::chrono::milliseconds delay) {
+  jobs_.Add({.run = [this] { Probe(); }, .drop = [] {}}, delay);
+}
+
+void GuardTier::Probe() {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_ || !read_.open) return;
+    read_.probing = true;
+  }
+  if (const Result<ScanPage> page = inner_->Scan("", 1); page) {
+    Succeeded(read_);
+    return;
+  } else {
+    Failed(read_, page.error().what);
+  }
+  std::chrono::milliseconds next{0};
+  {
+    std::lock_guard lock(mutex_);
+    next = read_.interval;
+  }
+  ArmProbe(next);
+}
+
+void GuardTier::ArmSweep() {
+  if (std::exchange(sweep_armed_, true)) return;
+  jobs_.Add({.run = [this] { Sweep(); }, .drop = [] {}}, options_.sweep_interval);
+}
+
+void GuardTier::Sweep() {
+  std::vector<std::shared_ptr<Pending>> due;
+  {
+    std::lock_guard lock(mutex_);
+    sweep_armed_ = false;
+    const TimePoint now = clock_.Now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      if (auto pending = deadlines_.begin()->second.lock()) due.push_back(std::move(pending));
+      deadlines_.erase(deadlines_.begin());
+    }
+    if (!deadlines_.empty()) ArmSweep();
+  }
+  for (const auto& pending : due) pending->Expire();
+}
+
+template <class R>
+std::shared_ptr<Batch<R>> GuardTier::Watch(size_t size, TimePoint deadline, std::shared_ptr<Batch<R>> done,
+                                           Breaker& breaker) {
+  std::lock_guard lock(mutex_);
+  auto pending = std::make_shared<PendingBatch<R>>(*this, breaker, std::move(done), progress_);
+  deadlines_.emplace(deadline, pending);
+  ArmSweep();
+  return std::make_shared<Batch<R>>(size, [pending](size_t i, const R& result) { pending->Settle(i, result); });
+}
+
+void GuardTier::Contains(std::span<const Digest> keys, std::span<uint8_t> present) {
+  bool open = false;
+  {
+    std::lock_guard lock(mutex_);
+    open = read_.open;
+  }
+  if (open) {
+    std::fill(present.begin(), present.end(), 0);
+  } else {
+    inner_->Contains(keys, present);
+  }
+}
+
+void GuardTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) {
+  if (!Admit(read_, /*probe_by_call=*/false)) {
+    LoadResult refused;
+    refused.reason = Reason::kUnavailable;
+    for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
+    return;
+  }
+  const TimePoint latest = std::min(deadline, clock_.Now() + options_.load_timeout);
+  auto watched = Watch<LoadResult>(items.size(), latest, std::move(done), read_);
+  inner_->Load(std::move(items), latest, std::move(watched));
+}
+
+void GuardTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) {
+  if (!Admit(save_, /*probe_by_call=*/true)) {
+    SaveResult refused;
+    refused.outcome = Outcome::kDeclined;
+    refused.reason = Reason::kUnavailable;
+    for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
+    return;
+  }
+  auto watched = Watch<SaveResult>(items.size(), clock_.Now() + options_.save_timeout, std::move(done), save_);
+  inner_->Save(std::move(items), std::move(watched));
+}
+
+void GuardTier::Erase(std::span<const Digest> keys) { inner_->Erase(keys); }
+
+TierStats GuardTier::stats() const {
+  TierStats stats = inner_->stats();
+  std::lock_guard lock(mutex_);
+  for (const Breaker* breaker : {&read_, &save_}) {
+    if (!breaker->open) continue;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(clock_.Now() - breaker->opened_at).count();
+    stats.why += (stats.why.empty() ? "" : "; ") + std::string(breaker->what) + " stopped for " +
+                 std::to_string(seconds) + " s: " + breaker->why;
+    stats.available = false;
+  }
+  return stats;
+}
+
+CloseReport GuardTier::Close(TimePoint deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  jobs_.Close(deadline);
+  CloseReport report = inner_->Close(deadline);
+  std::vector<std::shared_ptr<Pending>> left;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [at, pending] : deadlines_) {
+      if (auto alive = pending.lock()) left.push_back(std::move(alive));
+    }
+    deadlines_.clear();
+  }
+  for (const auto& pending : left) pending->Expire();
+  return report;
+}
+
+}  // namespace terrace

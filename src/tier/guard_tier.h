@@ -1,0 +1,90 @@
+// Deadlines and circuit breakers around a tier, so that storage trouble costs hits and no waiting.
+//
+// Deadlines: every item settles by its deadline, also if the tier below never settles it (what it answers later is
+// dropped; the memory stays the tier's until then). Breakers, one for reads and one for saves: `failures_to_open`
+// failures in a row open it, and then the tier below gets no calls. Reads are probed with a Scan of one frame in the
+// background, `probe_after` after opening and then at doubling intervals; the first probe that succeeds closes the
+// breaker. Saves are probed with the next save that comes after the interval. A miss is no failure. A deadline that
+// passes is one only if the tier settled nothing else meanwhile: slow is not dead. A full disk (kFull) opens the
+// breaker for saves alone.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/executor.h"
+#include "terrace/tier.h"
+#include "tier/job_set.h"
+
+namespace terrace {
+
+struct GuardOptions {
+  std::chrono::milliseconds load_timeout{30000};  // Above the deadline that a load brings.
+  std::chrono::milliseconds save_timeout{60000};
+  uint32_t failures_to_open = 3;
+  std::chrono::milliseconds probe_after{1000};
+  std::chrono::milliseconds probe_after_max{15000};
+  std::chrono::milliseconds sweep_interval{20};  // How late a deadline may be noticed.
+};
+
+class GuardTier final : public Tier {
+ public:
+  // `executor` runs the sweep and the probes, which may block: two threads or more. Both outlive the tier.
+  GuardTier(std::unique_ptr<Tier> inner, const GuardOptions& options, Executor& executor, const Clock& clock);
+  ~GuardTier() override;
+
+  const TierInfo& info() const override { return inner_->info(); }
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override;
+  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
+  void Erase(std::span<const Digest> keys) override;
+  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
+  TierStats stats() const override;
+  CloseReport Close(TimePoint deadline) override;
+
+ private:
+  struct Breaker {
+    const char* what = "";
+    uint32_t failures = 0;  // In a row.
+    bool open = false;
+    bool probing = false;
+    TimePoint opened_at, probe_at;
+    std::chrono::milliseconds interval{0};
+    std::string why;  // The last failure.
+  };
+  // A batch that the tier below has and that has not settled whole.
+  struct Pending;
+  template <class R>
+  struct PendingBatch;
+  template <class R>
+  std::shared_ptr<Batch<R>> Watch(size_t size, TimePoint deadline, std::shared_ptr<Batch<R>> done, Breaker& breaker);
+
+  bool Admit(Breaker& breaker, bool probe_by_call);
+  void Succeeded(Breaker& breaker);
+  void Failed(Breaker& breaker, const std::string& why);
+  void ArmSweep();  // With mutex_ held.
+  void Sweep();
+  void ArmProbe(std::chrono::milliseconds delay);
+  void Probe();
+
+  std::unique_ptr<Tier> inner_;  // Destroyed first: its last calls back use the rest.
+  const GuardOptions options_;
+  const Clock& clock_;
+
+  mutable std::mutex mutex_;
+  Breaker read_, save_;                                         // Guarded by mutex_.
+  uint64_t progress_ = 0;                                       // Guarded by mutex_. Items that the tier below settled.
+  std::multimap<TimePoint, std::weak_ptr<Pending>> deadlines_;  // Guarded by mutex_.
+  bool sweep_armed_ = false;                                    // Guarded by mutex_.
+  bool closed_ = false;                                         // Guarded by mutex_.
+
+  JobSet jobs_;  // Last: its jobs use the rest.
+};
+
+}  // namespace terrace

@@ -1,0 +1,189 @@
+// Would catch: a caller that waits for a tier that never answers, calls that go on hitting a dead tier, a tier that
+// stays out after it is back (or comes back by a restart only), reads stopped because the disk is full, a slow tier
+// taken for a dead one.
+#include "tier/guard_tier.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/step_executor.h"
+
+namespace terrace {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Settles at once, or keeps what it gets.
+class ScriptedTier final : public Tier {
+ public:
+  const TierInfo& info() const override { return info_; }
+  void Contains(std::span<const Digest>, std::span<uint8_t> present) override {
+    std::fill(present.begin(), present.end(), 1);
+  }
+  void Load(std::vector<LoadItem> items, TimePoint, std::shared_ptr<LoadBatch> done) override {
+    ++loads;
+    if (hang) {
+      kept.push_back(done);
+      return;
+    }
+    LoadResult result;
+    result.outcome = fail ? Outcome::kFailed : Outcome::kHit;
+    result.reason = fail ? Reason::kUnavailable : Reason::kNone;
+    if (fail) result.error = Error{Code::kIo, "EIO", 5};
+    for (size_t i = 0; i < items.size(); ++i) done->Settle(i, result);
+  }
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    ++saves;
+    SaveResult result;
+    result.outcome = full ? Outcome::kFailed : Outcome::kHit;
+    result.reason = full ? Reason::kFull : Reason::kNone;
+    for (size_t i = 0; i < items.size(); ++i) done->Settle(i, result);
+  }
+  void Erase(std::span<const Digest>) override {}
+  Result<ScanPage> Scan(const std::string&, size_t) override {
+    ++scans;
+    if (fail) return Fail(Code::kIo, "EIO");
+    return ScanPage{};
+  }
+  TierStats stats() const override { return {}; }
+  CloseReport Close(TimePoint) override { return {}; }
+
+  bool hang = false, fail = false, full = false;
+  int loads = 0, saves = 0, scans = 0;
+  std::vector<std::shared_ptr<LoadBatch>> kept;
+
+ private:
+  TierInfo info_{.name = "scripted"};
+};
+
+class GuardTierTest : public testing::Test {
+ protected:
+  GuardTierTest() {
+    auto tier = std::make_unique<ScriptedTier>();
+    inner = tier.get();
+    guard = std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, executor, clock);
+  }
+  std::shared_ptr<LoadBatch> Load(std::chrono::milliseconds timeout = 100ms) {
+    auto batch = std::make_shared<LoadBatch>(1);
+    guard->Load(std::vector<LoadItem>(1), clock.Now() + timeout, batch);
+    return batch;
+  }
+  Reason LoadNow() { return Load()->Poll(0)->reason; }
+  SaveResult SaveNow() {
+    auto batch = std::make_shared<SaveBatch>(1);
+    guard->Save(std::vector<SaveItem>(1), batch);
+    return *batch->Poll(0);
+  }
+  bool Believed() {
+    uint8_t present = 0;
+    const Digest key;
+    guard->Contains(std::span(&key, 1), std::span(&present, 1));
+    return present != 0;
+  }
+  ManualClock clock;
+  StepExecutor executor{clock};
+  ScriptedTier* inner;
+  std::unique_ptr<GuardTier> guard;
+};
+
+// D22: accepts and never answers.
+TEST_F(GuardTierTest, ATierThatNeverAnswersIsLeftAtTheDeadlineThenLeftAloneThenProbedAndTakenBack) {
+  inner->hang = inner->fail = true;
+  for (int i = 0; i < 3; ++i) {
+    const auto batch = Load(100ms);
+    executor.Advance(90ms);
+    EXPECT_EQ(batch->Poll(0), nullptr);
+    executor.Advance(40ms);
+    ASSERT_NE(batch->Poll(0), nullptr);
+    EXPECT_EQ(batch->Poll(0)->reason, Reason::kTimeout);
+  }
+  EXPECT_EQ(inner->loads, 3);
+  EXPECT_FALSE(Believed());
+  EXPECT_FALSE(guard->stats().available);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(LoadNow(), Reason::kUnavailable);
+  EXPECT_EQ(inner->loads, 3);  // Open: no calls.
+  executor.Advance(1s);
+  EXPECT_EQ(inner->scans, 1);
+  EXPECT_FALSE(Believed());
+  inner->hang = inner->fail = false;
+  executor.Advance(2s);
+  EXPECT_EQ(inner->scans, 2);
+  EXPECT_TRUE(Believed());
+  EXPECT_TRUE(guard->stats().available);
+  EXPECT_EQ(LoadNow(), Reason::kNone);
+}
+
+TEST_F(GuardTierTest, ProbesGoOnWithoutTrafficAtGrowingBoundedIntervals) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) LoadNow();
+  executor.Advance(10min);
+  EXPECT_GE(inner->scans, 600 / 15 - 1);
+  EXPECT_LE(inner->scans, 600 / 15 + 5);
+  inner->fail = false;
+  executor.Advance(15s);
+  EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, SlowIsNotDead) {
+  inner->hang = true;
+  for (int i = 0; i < 20; ++i) {
+    const auto late = Load(50ms);
+    const auto other = std::exchange(inner->kept, {});
+    executor.Advance(30ms);
+    LoadResult hit;
+    hit.outcome = Outcome::kHit;
+    const auto in_time = Load(50ms);
+    inner->kept.at(0)->Settle(0, hit);
+    inner->kept.clear();
+    executor.Advance(100ms);
+    EXPECT_EQ(late->Poll(0)->reason, Reason::kTimeout);
+    EXPECT_EQ(in_time->Poll(0)->outcome, Outcome::kHit);
+  }
+  EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, AnAnswerAfterTheDeadlineIsDropped) {
+  inner->hang = true;
+  const auto batch = Load(10ms);
+  executor.Advance(50ms);
+  LoadResult hit;
+  hit.outcome = Outcome::kHit;
+  inner->kept.at(0)->Settle(0, hit);
+  EXPECT_EQ(batch->Poll(0)->reason, Reason::kTimeout);
+}
+
+TEST_F(GuardTierTest, MissesAndOneSuccessInBetweenKeepItClosed) {
+  for (int i = 0; i < 50; ++i) {
+    inner->fail = i % 3 != 2;
+    LoadNow();
+  }
+  EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, AFullDiskStopsSavesOnlyAndASaveFindsOutWhenThereIsRoom) {
+  inner->full = true;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(SaveNow().reason, Reason::kFull);
+  EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  EXPECT_EQ(inner->saves, 3);
+  EXPECT_TRUE(Believed());
+  EXPECT_EQ(LoadNow(), Reason::kNone);
+  EXPECT_NE(guard->stats().why.find("saves stopped"), std::string::npos);
+  executor.Advance(1s);
+  EXPECT_EQ(SaveNow().reason, Reason::kFull);  // The probe.
+  EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  inner->full = false;
+  executor.Advance(2s);
+  EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+  EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+  EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, CloseSettlesWhatHangs) {
+  inner->hang = true;
+  const auto batch = Load(1h);
+  guard->Close(clock.Now());
+  ASSERT_NE(batch->Poll(0), nullptr);
+  EXPECT_EQ(LoadNow(), Reason::kUnavailable);
+}
+
+}  // namespace
+}  // namespace terrace
