@@ -69,7 +69,8 @@ void ThreadPool::Run() {
     } else if (delayed_.empty()) {
       wake_.wait(lock);
     } else {
-      wake_.wait_until(lock, delayed_.begin()->first);
+      const TimePoint first = delayed_.begin()->first;  // By value: the entry may be gone when the wait looks again.
+      wake_.wait_until(lock, first);
     }
   }
 }
