@@ -26,6 +26,10 @@ constexpr uint8_t kRam = 0;  // Index of RAM in tier_names(); lower tier i has i
 constexpr uint64_t kScrubBytes = 16 << 20;
 constexpr std::chrono::milliseconds kScrubEvery{1000};
 
+// Chunks of room in RAM that have their pages before they are asked for: first use costs about half a millisecond a
+// MiB.
+constexpr uint64_t kReadyChunks = 2;
+
 // One chunk on its way into RAM, whoever asked first. Others wait for the same flight.
 struct Flight {
   std::mutex mutex;
@@ -100,6 +104,8 @@ class StoreImpl final : public Store {
   void Landed(size_t lower, const Staging& staging, const std::shared_ptr<RamSlot>& slot, const LoadResult& result,
               TimePoint begun);
   void Finish(const Staging& staging, LoadJob::Item item);
+  void OfferBelow(Lower& lower, RamLease lease);
+  void OfferAgain(const Digest& key);
   Reason WhyUnknown() const;
   void CountItem(const LoadJob::Item& item);
   void Scrub();
@@ -304,6 +310,7 @@ FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payl
   auto flight = std::make_shared<Flight>();
   if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
     CountItem(*item);
+    if (item->outcome == Outcome::kHit) OfferAgain(key);
     flight->Land(*std::move(item));
     return flight;
   }
@@ -431,17 +438,50 @@ void StoreImpl::Commit(SaveSlot slot) {
   background_.Post([this, key, slot = std::move(slot)] {
     auto hashes = std::make_shared<const SegmentHashes>(HashSegments(slot.bytes));
     RamSlot& ram_slot = *static_cast<RamSlot*>(slot.reservation.get());
-    if (const std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes))) {
-      for (const Lower& lower : lower_) {
-        lower.write_behind->Enqueue(
-            {.info = lease->info, .payload = lease->bytes, .owner = lease->pin, .hashes = lease->hashes});
-      }
+    if (std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes))) {
+      for (Lower& lower : lower_) OfferBelow(lower, *lease);
     }
+    ram_->TouchAhead(kReadyChunks * slot.info.payload_bytes);
     {
       std::lock_guard lock(mutex_);
       committing_.erase(key);
     }
     idle_.notify_all();
+  });
+}
+
+// A tier that was away, or emptied, lacks ancestors of what comes now: those that RAM has go first.
+void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
+  std::vector<RamLease> chain = {std::move(lease)};
+  for (;;) {
+    const FrameInfo& last = chain.back().info;
+    if (last.parent == last.space || lower.write_behind->Has(last.parent)) break;
+    uint8_t present = 0;
+    lower.tier->Contains(std::span(&last.parent, 1), std::span(&present, 1));
+    if (present) break;
+    std::optional<RamLease> parent = ram_->Acquire(last.parent);
+    if (!parent) break;
+    chain.push_back(*std::move(parent));
+  }
+  for (; !chain.empty(); chain.pop_back()) {
+    RamLease& next = chain.back();
+    lower.write_behind->Enqueue({.info = next.info, .payload = next.bytes, .owner = next.pin, .hashes = next.hashes});
+  }
+}
+
+// A chunk that RAM serves and a lower tier lost (it was away, it was emptied) is written to it anew.
+void StoreImpl::OfferAgain(const Digest& key) {
+  bool lost = false;
+  for (const Lower& lower : lower_) {
+    uint8_t present = 0;
+    lower.tier->Contains(std::span(&key, 1), std::span(&present, 1));
+    lost = lost || (!present && !lower.write_behind->Has(key));
+  }
+  if (!lost) return;
+  background_.Post([this, key] {
+    std::optional<RamLease> lease = ram_->Acquire(key);
+    if (!lease) return;
+    for (Lower& lower : lower_) OfferBelow(lower, *lease);
   });
 }
 

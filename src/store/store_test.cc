@@ -275,6 +275,23 @@ TEST_F(StoreTest, NeedsIsFalseOnlyWhenEveryTierHasIt) {
   EXPECT_TRUE(store->Needs(chain.keys[0]));
 }
 
+TEST_F(StoreTest, ALowerTierThatWasEmptiedIsFilledAgainFromRamParentsFirst) {
+  Open();
+  const Chain chain(1, 4);
+  for (size_t i = 0; i < 3; ++i) Save(chain, i);
+  WaitForSaves();
+  lower[0]->Erase(chain.keys);
+  Save(chain, 3);  // Its parent is in RAM only.
+  WaitForSaves();
+  EXPECT_EQ(lower[0]->size(), 4u);
+
+  lower[0]->Erase(chain.keys);
+  ExpectHits(chain, 0);  // Nothing new is computed: serving from RAM is enough.
+  const TimePoint deadline = Soon();
+  while (lower[0]->size() < 4 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(lower[0]->size(), 4u);
+}
+
 TEST_F(StoreTest, CloseWritesWhatWasCommitted) {
   Open();
   const Chain chain(1, 20);
