@@ -1,0 +1,32 @@
+// What the router must understand of the JSON that passes through it. Pure; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace terrace::router {
+
+struct BodyError {
+  std::string message;
+  bool is_json = false;  // It is a JSON object, but names no model.
+};
+
+// The `model` of a request body. Reads no further than that: what comes behind it is the backend's to judge.
+std::variant<std::string, BodyError> FindModel(std::string_view body);
+
+// One list of models out of several answers of /v1/models: each id once, as the first answer had it, in order. What is
+// no such answer is left out.
+std::string MergeModelLists(const std::vector<std::string>& bodies);
+
+struct BackendHealth {
+  std::string url;
+  std::vector<std::string> models;
+  bool ejected = false;
+  long in_flight = 0;
+};
+std::string HealthBody(const std::vector<BackendHealth>& backends);
+
+}  // namespace terrace::router

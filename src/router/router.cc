@@ -1,0 +1,112 @@
+#include "router/router.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "http/server.h"
+#include "router/fleet.h"
+#include "router/options.h"
+#include "router/routes.h"
+
+namespace terrace {
+namespace {
+
+constexpr int kUserMustMend = 2;
+
+int Refuse(const std::string& why) {
+  std::fprintf(stderr, "terrace router: %s\n", why.c_str());
+  return kUserMustMend;
+}
+
+log::Level LevelOf(const std::string& name) {
+  if (name == "debug") return log::Level::kDebug;
+  if (name == "warn") return log::Level::kWarn;
+  return name == "error" ? log::Level::kError : log::Level::kInfo;
+}
+
+// The signals that stop the program. Blocked before the first thread starts, so that all threads block them and only
+// Wait() sees them. A second one then ends the program at once, as people at a terminal expect.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  void Wait() {
+    int signal = 0;
+    while (sigwait(&set_, &signal) != 0) {
+    }
+    pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
+  }
+
+ private:
+  sigset_t set_{};
+};
+
+void LogReady(const router::Options& options, uint16_t port) {
+  const std::string& host = options.http.host;
+  std::string backends;
+  for (const router::StaticBackend& b : options.backends) {
+    const bool bare = b.host.find(':') == std::string::npos;
+    backends += (backends.empty() ? "" : ",") + b.model + "@http://" + (bare ? b.host : "[" + b.host + "]") + ":" +
+                std::to_string(b.port);
+  }
+  const bool bare = host.find(':') == std::string::npos;
+  log::Info("router_ready", {{"url", "http://" + (bare ? host : "[" + host + "]") + ":" + std::to_string(port) + "/v1"},
+                             {"backends", backends},
+                             {"routing_logic", "roundrobin"}});
+}
+
+}  // namespace
+
+int RunRouter(const std::vector<std::string>& args) {
+  const config::Schema schema = router::Schema();
+  log::LogToStderr();  // Warnings about the configuration itself.
+  const auto parsed = config::Load(schema, args, [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+  if (!parsed) return Refuse(parsed.error().what);
+  if (parsed->help) {
+    std::printf("%s", config::Help(schema).c_str());
+    return 0;
+  }
+  if (parsed->print_config) {
+    std::printf("%s", parsed->values.Dump().c_str());
+    return 0;
+  }
+  const Result<router::Options> options = router::ReadOptions(parsed->values);
+  if (!options) return Refuse(options.error().what);
+  log::LogToStderr(LevelOf(parsed->values.Text("log-level")));
+
+  StopSignals signals;
+  const SystemClock clock;
+  Metrics metrics;
+  router::Fleet fleet(options->backends, clock, metrics);
+  router::Routes routes(fleet, metrics, options->proxy);
+  auto server =
+      http::Server::Start(options->http, [&routes](http::Request request, std::shared_ptr<http::Responder> responder) {
+        routes.Handle(std::move(request), std::move(responder));
+      });
+  if (!server) return Refuse(server.error().what);
+  fleet.ResolveNames();
+  LogReady(*options, (*server)->port());
+
+  signals.Wait();
+  log::Info("router_stopping", {{"requests_deadline_ms", options->drain_timeout.count()}});
+  const bool all_answered = (*server)->Drain(options->drain_timeout);
+  log::Info("router_stopped", {{"requests_cut", !all_answered}});
+  return 0;
+}
+
+}  // namespace terrace
