@@ -40,6 +40,23 @@ Digest Sha256Of(std::string_view bytes) {
 
 uint64_t Xxh3_64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
+struct Xxh3Stream::Impl {
+  alignas(64) XXH3_state_t state;
+};
+
+Xxh3Stream::Xxh3Stream() : impl_(std::make_unique<Impl>()) { XXH3_64bits_reset(&impl_->state); }
+Xxh3Stream::~Xxh3Stream() = default;
+
+void Xxh3Stream::Update(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(&impl_->state, bytes.data(), bytes.size());
+}
+
+uint64_t Xxh3Stream::Finish() {
+  const uint64_t hash = XXH3_64bits_digest(&impl_->state);
+  XXH3_64bits_reset(&impl_->state);
+  return hash;
+}
+
 Hash128 Xxh3_128(std::span<const std::byte> bytes) {
   const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
   return {h.low64, h.high64};

@@ -32,6 +32,20 @@ class Sha256 {
 Digest Sha256Of(std::string_view bytes);
 
 uint64_t Xxh3_64(std::span<const std::byte> bytes);
+// The same of bytes that come in pieces. Once Finish has answered, the next Update begins anew.
+class Xxh3Stream {
+ public:
+  Xxh3Stream();
+  ~Xxh3Stream();
+  Xxh3Stream(const Xxh3Stream&) = delete;
+  Xxh3Stream& operator=(const Xxh3Stream&) = delete;
+  void Update(std::span<const std::byte> bytes);
+  uint64_t Finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 struct Hash128 {
   uint64_t low = 0, high = 0;
   bool operator==(const Hash128&) const = default;

@@ -44,6 +44,17 @@ TEST(Hash, Xxh3AgreesWithTheSpecification) {
   EXPECT_EQ(Xxh3_128({}), empty);
 }
 
+TEST(Hash, Xxh3InPiecesIsXxh3OfTheWholeAndTheNextOneBeginsAnew) {
+  const std::vector<std::byte> bytes = RandomBytes(700001, 3);
+  const std::span<const std::byte> all(bytes);
+  Xxh3Stream stream;
+  EXPECT_EQ(stream.Finish(), Xxh3_64({}));
+  for (const size_t piece : {size_t{1000}, size_t{65536}, size_t{262144}, bytes.size()}) {
+    for (size_t at = 0; at < all.size(); at += piece) stream.Update(all.subspan(at, std::min(piece, all.size() - at)));
+    EXPECT_EQ(stream.Finish(), Xxh3_64(all)) << piece;
+  }
+}
+
 TEST(Hash, SegmentsAreOfOneMebibyteAndTheLastMayBeShorter) {
   const std::vector<std::byte> bytes = RandomBytes(2 * kSegmentBytes + 5, 1);
   const SegmentHashes hashes = HashSegments(bytes);

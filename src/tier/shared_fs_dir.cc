@@ -25,6 +25,10 @@ constexpr std::string_view kJournalSuffix = ".log";
 // A payload is written in pieces of this size, and `stop` asked between them: 16 ms at 256 MB/s.
 constexpr size_t kWriteBytes = 4 << 20;
 
+// A payload is read in pieces of this size, each hashed at once, while it is in the second-level cache: 0.87 of plain
+// pread with the page cache warm, against 0.78 with whole segments of 1 MiB (one thread).
+constexpr size_t kReadBytes = 256 << 10;
+
 // EEXIST with a damaged file, ENOENT with a missing directory, and both once more because others work here too.
 constexpr int kPublishTries = 4;
 
@@ -125,7 +129,9 @@ Result<std::string> SharedFsDir::Revisit() {
   const auto root = io_.Stat(options_.root);
   if (!root) return Refuse(root.error());
   if (root->device != *joined_device_) {
-    return Fail(Code::kUnavailable, "shared directory " + options_.root + " is not mounted: mount the share there");
+    return Fail(Code::kUnavailable, "shared directory " + options_.root +
+                                        " is on another file system than before, and empty: mount the share there, or "
+                                        "restart to use it as it is");
   }
   return Join();
 }
@@ -319,14 +325,19 @@ FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::sp
     proof.set_aside = true;
     return proof;
   };
+  Xxh3Stream hash;
   for (size_t i = 0; i < frame.segments.size(); ++i) {
     if (stop()) return {.reason = Reason::kCancelled, .error = Error{Code::kCancelled, "stopped"}};
-    const uint64_t at = i * frame.segment_bytes;
-    const auto segment = into.subspan(at, std::min<uint64_t>(frame.segment_bytes, into.size() - at));
-    const auto read = open.file->ReadAt(kFrameHeaderBytes + at, segment);
-    if (!read) return NotKnown(read.error());
-    if (*read < segment.size()) return defect(Reason::kTruncated);
-    if (!SegmentMatches(frame, i, segment)) return defect(Reason::kDamaged);
+    const uint64_t begin = i * frame.segment_bytes;
+    const uint64_t end = std::min<uint64_t>(begin + frame.segment_bytes, into.size());
+    for (uint64_t at = begin; at < end; at += kReadBytes) {
+      const auto piece = into.subspan(at, std::min<uint64_t>(kReadBytes, end - at));
+      const auto read = open.file->ReadAt(kFrameHeaderBytes + at, piece);
+      if (!read) return NotKnown(read.error());
+      if (*read < piece.size()) return defect(Reason::kTruncated);
+      hash.Update(piece);
+    }
+    if (hash.Finish() != frame.segments[i]) return defect(Reason::kDamaged);
   }
   std::array<std::byte, 4096> padding;
   const auto tail = std::span(padding).first(PaddedBytes(into.size()) - into.size());

@@ -54,6 +54,11 @@ class SharedFsIndex {
     return keys;
   }
 
+  bool Empty(size_t fan_out) const {
+    std::lock_guard lock(shards_[fan_out].mutex);
+    return shards_[fan_out].file_bytes.empty();
+  }
+
   void Clear() {
     for (size_t i = 0; i < kFanOut; ++i) {
       for (const Digest& key : Keys(i)) Erase(key);

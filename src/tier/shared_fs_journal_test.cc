@@ -45,6 +45,7 @@ class SharedFsJournal : public testing::Test {
     return seen;
   }
   void WriteFile(const std::string& name, const std::vector<std::byte>& bytes) {
+    std::filesystem::remove(dir_ + "/" + name);  // Written over, ext4 would wait for the disk.
     std::ofstream(dir_ + "/" + name, std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   }
@@ -116,22 +117,22 @@ TEST_F(SharedFsJournal, OwnJournalsAndForeignFilesAreLeftAlone) {
 
 // A reader may come at any moment of an append, and NFS may show any part of it.
 TEST_F(SharedFsJournal, AJournalTornAtAnyByteGivesItsWholeRecordsAndTheRestLater) {
-  const auto bytes = Encode(Records(0, 4));
+  const auto bytes = Encode(Records(0, 3));
   for (size_t n = 0; n <= bytes.size(); ++n) {
     reader_.Reset();
     WriteFile("other-000000.log", {bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(n)});
     ASSERT_EQ(Poll(reader_), Records(0, n / kJournalRecordBytes)) << n << " bytes";
     WriteFile("other-000000.log", bytes);
-    ASSERT_EQ(Poll(reader_), Records(n / kJournalRecordBytes, 4)) << n << " bytes";
+    ASSERT_EQ(Poll(reader_), Records(n / kJournalRecordBytes, 3)) << n << " bytes";
     // The length is there and the bytes are not.
     reader_.Reset();
     std::vector<std::byte> late = bytes;
     std::fill(late.begin() + static_cast<ptrdiff_t>(n), late.end(), std::byte{0});
     WriteFile("other-000000.log", late);
     const size_t whole = Poll(reader_).size();
-    ASSERT_TRUE(whole == n / kJournalRecordBytes) << n << " bytes";
+    ASSERT_EQ(whole, n / kJournalRecordBytes) << n << " bytes";
     WriteFile("other-000000.log", bytes);
-    ASSERT_EQ(Poll(reader_), Records(whole, 4)) << n << " bytes";
+    ASSERT_EQ(Poll(reader_), Records(whole, 3)) << n << " bytes";
   }
 }
 

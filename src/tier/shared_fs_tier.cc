@@ -440,7 +440,7 @@ bool SharedFsTier::ScanNextDirectory() {
     scan_.directories = *std::move(directories);
     // A journal may tell of a frame whose directory is gone.
     for (size_t i = 0; i < kFanOut; ++i) {
-      if (!index_.Keys(i).empty()) scan_.directories.push_back(i);
+      if (!index_.Empty(i)) scan_.directories.push_back(i);
     }
     std::sort(scan_.directories.begin(), scan_.directories.end(), std::greater<>());
     scan_.directories.erase(std::unique(scan_.directories.begin(), scan_.directories.end()), scan_.directories.end());

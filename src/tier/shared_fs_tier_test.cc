@@ -20,9 +20,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
-#include <future>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -39,7 +41,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using Op = FaultyFileIo;
+using Io = FaultyFileIo;
 using Verdict = FaultyFileIo::Verdict;
 
 const Digest kSpace = Sha256Of("space");
@@ -59,9 +61,12 @@ TestFrame MakeFrame(uint64_t n, uint64_t payload_bytes = 10000) {
                            .first_token = static_cast<uint32_t>(n * 256),
                            .token_count = 256,
                            .payload_bytes = payload_bytes},
-                  .payload = std::vector<std::byte>(payload_bytes)};
+                  .payload = {}};
   std::mt19937_64 random(n);
-  for (std::byte& b : frame.payload) b = static_cast<std::byte>(random());
+  std::vector<uint64_t> words(payload_bytes / 8 + 1);
+  for (uint64_t& word : words) word = random();
+  frame.payload.resize(payload_bytes);
+  std::memcpy(frame.payload.data(), words.data(), payload_bytes);
   return frame;
 }
 
@@ -224,11 +229,12 @@ class SharedFsTier : public testing::Test {
   }
   void WriteFile(const std::string& path, std::string_view bytes) const {
     fs::create_directories(fs::path(path).parent_path());
+    fs::remove(path);  // Written over, ext4 would wait for the disk.
     std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
   // Fails every call of `op` on a path that contains `where`.
-  void Fail(Op::Op op, const std::string& where, int os_error) {
-    io_.SetRule([=](const Op::Call& call) -> Verdict {
+  void Fail(Io::Op op, const std::string& where, int os_error) {
+    io_.SetRule([=](const Io::Call& call) -> Verdict {
       return {.os_error = call.op == op && call.path.find(where) != std::string::npos ? os_error : 0};
     });
   }
@@ -261,7 +267,7 @@ TEST_F(SharedFsTier, RefusesWhatIsNoShareWithTheRemedyInOneLine) {
   WriteFile(home_ + "/file", "text");
   const std::string file = Refusal(home_ + "/file");
   EXPECT_NE(file.find("is not a directory"), std::string::npos) << file;
-  Fail(Op::kMakeDir, "/frames", EACCES);
+  Fail(Io::kMakeDir, "/frames", EACCES);
   const std::string denied = Refusal(dir_);
   EXPECT_NE(denied.find("give it read, write and search permission"), std::string::npos) << denied;
 }
@@ -500,8 +506,8 @@ TEST_F(SharedFsTier, ADamagedFrameThatCannotBeMovedIsAMissOnce) {
   const TestFrame frame = MakeFrame(1);
   node->MustSave(frame);
   WriteFile(Path(frame), "");
-  io_.SetRule([](const Op::Call& call) -> Verdict {
-    return {.os_error = call.op == Op::kRename || call.op == Op::kUnlink ? EROFS : 0};
+  io_.SetRule([](const Io::Call& call) -> Verdict {
+    return {.os_error = call.op == Io::kRename || call.op == Io::kUnlink ? EROFS : 0};
   });
   node->ExpectMiss(frame, Reason::kEmpty);
   node->ExpectMiss(frame, Reason::kNotFound);
@@ -516,11 +522,11 @@ TEST_F(SharedFsTier, AFrameThatVanishedIsMissingAfterOneListingAndOneLook) {
   node->MustSave(frame);
   ASSERT_TRUE(node->Has(frame));
   fs::remove(Path(frame));
-  const int opens = io_.calls(Op::kOpen);
-  const int lists = io_.calls(Op::kList);
+  const int opens = io_.calls(Io::kOpen);
+  const int lists = io_.calls(Io::kList);
   node->ExpectMiss(frame, Reason::kMissing);
-  EXPECT_EQ(io_.calls(Op::kOpen) - opens, 1);
-  EXPECT_EQ(io_.calls(Op::kList) - lists, 1);
+  EXPECT_EQ(io_.calls(Io::kOpen) - opens, 1);
+  EXPECT_EQ(io_.calls(Io::kList) - lists, 1);
   EXPECT_FALSE(node->Has(frame));
   const int all = io_.all_calls();
   node->ExpectMiss(frame, Reason::kNotFound);
@@ -533,9 +539,9 @@ TEST_F(SharedFsTier, ARememberedAbsenceIsCuredByTheListing) {
   const TestFrame frame = MakeFrame(1);
   node->MustSave(frame);
   bool listed = false;
-  io_.SetRule([&](const Op::Call& call) -> Verdict {
-    if (call.op == Op::kList) listed = true;
-    return {.os_error = call.op == Op::kOpen && call.path == Path(frame) && !listed ? ENOENT : 0};
+  io_.SetRule([&](const Io::Call& call) -> Verdict {
+    if (call.op == Io::kList) listed = true;
+    return {.os_error = call.op == Io::kOpen && call.path == Path(frame) && !listed ? ENOENT : 0};
   });
   node->ExpectHit(frame);
 }
@@ -544,16 +550,16 @@ TEST_F(SharedFsTier, AStaleHandleIsTriedOnceMore) {
   auto node = Open();
   const TestFrame frame = MakeFrame(1);
   node->MustSave(frame);
-  for (const auto op : {Op::kOpen, Op::kFileStat, Op::kRead}) {
+  for (const auto op : {Io::kOpen, Io::kFileStat, Io::kRead}) {
     int stale = 1;
     io_.SetRule(
-        [&](const Op::Call& call) -> Verdict { return {.os_error = call.op == op && stale-- > 0 ? ESTALE : 0}; });
+        [&](const Io::Call& call) -> Verdict { return {.os_error = call.op == op && stale-- > 0 ? ESTALE : 0}; });
     node->ExpectHit(frame);
   }
-  Fail(Op::kRead, ".kvf", ESTALE);
-  const int opens = io_.calls(Op::kOpen);
+  Fail(Io::kRead, ".kvf", ESTALE);
+  const int opens = io_.calls(Io::kOpen);
   EXPECT_EQ(node->Load(frame).outcome, Outcome::kFailed);
-  EXPECT_EQ(io_.calls(Op::kOpen) - opens, 2);
+  EXPECT_EQ(io_.calls(Io::kOpen) - opens, 2);
 }
 
 TEST_F(SharedFsTier, AnIoErrorFailsTheLoadAndKeepsTheFrame) {
@@ -561,7 +567,7 @@ TEST_F(SharedFsTier, AnIoErrorFailsTheLoadAndKeepsTheFrame) {
   const TestFrame frame = MakeFrame(1);
   node->MustSave(frame);
   uint64_t failures = 0;
-  for (const auto op : {Op::kOpen, Op::kFileStat, Op::kRead}) {
+  for (const auto op : {Io::kOpen, Io::kFileStat, Io::kRead}) {
     Fail(op, ".kvf", EIO);
     const LoadResult result = node->Load(frame);
     EXPECT_EQ(result.outcome, Outcome::kFailed);
@@ -618,8 +624,8 @@ TEST_F(SharedFsTier, AWriteThatFailsAtAnyByteLeavesNothing) {
   for (const int os_error : {ENOSPC, EDQUOT, EIO}) {
     for (const uint64_t n : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, bytes / 2, bytes - 1}) {
       SCOPED_TRACE(std::to_string(os_error) + " at byte " + std::to_string(n));
-      io_.SetRule([&](const Op::Call& call) -> Verdict {
-        if (call.op != Op::kWrite || call.offset + call.bytes <= n) return {};
+      io_.SetRule([&](const Io::Call& call) -> Verdict {
+        if (call.op != Io::kWrite || call.offset + call.bytes <= n) return {};
         return {os_error, n};
       });
       const TestFrame frame = MakeFrame(2);
@@ -644,10 +650,10 @@ TEST_F(SharedFsTier, AnyOtherStepThatFailsLeavesNothing) {
   auto node = Open();
   uint64_t failures = 0;
   // fdatasync and close are where NFS says that the server is full.
-  for (const auto op : {Op::kOpen, Op::kSync, Op::kClose, Op::kLink, Op::kMakeDir}) {
+  for (const auto op : {Io::kOpen, Io::kSync, Io::kClose, Io::kLink, Io::kMakeDir}) {
     SCOPED_TRACE(op);
     const TestFrame frame = MakeFrame(100 + op);
-    io_.SetRule([&](const Op::Call& call) -> Verdict { return {.os_error = call.op == op ? ENOSPC : 0}; });
+    io_.SetRule([&](const Io::Call& call) -> Verdict { return {.os_error = call.op == op ? ENOSPC : 0}; });
     const SaveResult result = node->Save(frame);
     EXPECT_EQ(result.outcome, Outcome::kFailed);
     EXPECT_EQ(result.reason, Reason::kFull);
@@ -664,13 +670,13 @@ TEST_F(SharedFsTier, AnyOtherStepThatFailsLeavesNothing) {
 TEST_F(SharedFsTier, WhereLinksAreRefusedFramesArePublishedByRename) {
   for (const int os_error : {EPERM, EOPNOTSUPP, ENOSYS}) {
     auto node = Open();
-    io_.SetRule([&](const Op::Call& call) -> Verdict { return {.os_error = call.op == Op::kLink ? os_error : 0}; });
-    const int links = io_.calls(Op::kLink);
+    io_.SetRule([&](const Io::Call& call) -> Verdict { return {.os_error = call.op == Io::kLink ? os_error : 0}; });
+    const int links = io_.calls(Io::kLink);
     const TestFrame first = MakeFrame(10 * static_cast<uint64_t>(os_error));
     const TestFrame second = MakeFrame(10 * static_cast<uint64_t>(os_error) + 1);
     node->MustSave(first);
     node->MustSave(second);
-    EXPECT_EQ(io_.calls(Op::kLink) - links, 1) << "remembered";
+    EXPECT_EQ(io_.calls(Io::kLink) - links, 1) << "remembered";
     node->ExpectHit(first);
     node->ExpectHit(second);
     EXPECT_TRUE(Names("tmp").empty());
@@ -719,8 +725,8 @@ TEST_F(SharedFsTier, AReaderSeesASlowlyWrittenFrameWholeOrNotAtAll) {
   const TestFrame frame = MakeFrame(1, 64 << 20);
   int looks = 0;
   // At every step of the writer the reader polls and, if it finds the frame, loads it.
-  io_.SetRule([&](const Op::Call& call) -> Verdict {
-    if (call.op != Op::kWrite && call.op != Op::kSync && call.op != Op::kClose && call.op != Op::kLink) return {};
+  io_.SetRule([&](const Io::Call& call) -> Verdict {
+    if (call.op != Io::kWrite && call.op != Io::kSync && call.op != Io::kClose && call.op != Io::kLink) return {};
     if (call.path.find("/nodes/") != std::string::npos) return {};
     ++looks;
     reader->Step();
@@ -742,11 +748,12 @@ class ManyFramesFileIo final : public FaultyFileIo {
  public:
   explicit ManyFramesFileIo(uint64_t count) {
     for (uint64_t n = 0; n < count; ++n) {
-      const Digest key = Sha256Of("key " + std::to_string(n));
-      directories_[key.Hex().substr(0, 3)].push_back(key);
+      keys_.push_back(Sha256Of("key " + std::to_string(n)));
+      directories_[keys_.back().Hex().substr(0, 3)].push_back(keys_.back());
     }
   }
   const std::map<std::string, std::vector<Digest>>& directories() const { return directories_; }
+  const std::vector<Digest>& keys() const { return keys_; }
 
   Result<std::vector<std::string>> List(const std::string& path) override {
     if (path.ends_with("/frames")) {
@@ -784,6 +791,7 @@ class ManyFramesFileIo final : public FaultyFileIo {
     Digest key;
   };
   std::map<std::string, std::vector<Digest>> directories_;
+  std::vector<Digest> keys_;
 };
 
 TEST_F(SharedFsTier, AHundredThousandFramesFanOutAndLookupsReadNoDirectory) {
@@ -797,10 +805,10 @@ TEST_F(SharedFsTier, AHundredThousandFramesFanOutAndLookupsReadNoDirectory) {
   ASSERT_TRUE(node.tier->stats().index_ready);
   EXPECT_EQ(node.tier->stats().frames, kFrames);
   EXPECT_EQ(node.tier->stats().bytes, kFrames * FrameBytes(100));
-  EXPECT_LE(io.calls(Op::kList), 4096 + 10) << "one directory at a time, each once";
+  EXPECT_LE(io.calls(Io::kList), 4096 + 10) << "one directory at a time, each once";
 
-  std::vector<Digest> keys;
-  for (uint64_t n = 0; n < 2 * kFrames; ++n) keys.push_back(Sha256Of("key " + std::to_string(n)));
+  std::vector<Digest> keys = io.keys();
+  for (uint64_t n = 0; n < kFrames; ++n) keys.push_back(Sha256Of("unknown " + std::to_string(n)));
   std::vector<uint8_t> present(keys.size());
   const int all = io.all_calls();
   node.tier->Contains(keys, present);
@@ -879,7 +887,7 @@ TEST_F(SharedFsTier, FramesOfAWriterThatDiedBeforeItsJournalAreFoundByTheScanAnd
   auto node = Open();
   {
     auto writer = Open();
-    Fail(Op::kOpen, "/nodes/", EIO);
+    Fail(Io::kOpen, "/nodes/", EIO);
     writer->MustSave(MakeFrame(1));
     writer->Step();
     writer.reset();
@@ -897,7 +905,7 @@ TEST_F(SharedFsTier, FramesOfAWriterThatDiedBeforeItsJournalAreFoundByTheScanAnd
 TEST_F(SharedFsTier, WhatIsPublishedDuringTheScanIsNotLost) {
   {
     auto before = Open();
-    for (uint64_t n = 0; n < 300; ++n) before->MustSave(MakeFrame(n, 10));
+    for (uint64_t n = 0; n < 40; ++n) before->MustSave(MakeFrame(n, 10));
   }
   fs::remove_all(dir_ + "/nodes");
   auto writer = Open();
@@ -912,7 +920,7 @@ TEST_F(SharedFsTier, WhatIsPublishedDuringTheScanIsNotLost) {
   writer->Step();
   node.Step();
   EXPECT_GT(n, 1010u);
-  EXPECT_EQ(node.tier->stats().frames, 300 + n - 1000);
+  EXPECT_EQ(node.tier->stats().frames, 40 + n - 1000);
   for (uint64_t i = 1001; i <= n; ++i) EXPECT_TRUE(node.Has(MakeFrame(i, 10))) << i;
 }
 
@@ -936,7 +944,7 @@ TEST_F(SharedFsTier, ADirectoryThatCannotBeListedIsLeftOutOfTheScan) {
     for (uint64_t n = 0; n < 10; ++n) before->MustSave(MakeFrame(n));
   }
   fs::remove_all(dir_ + "/nodes");
-  Fail(Op::kList, "/frames/" + MakeFrame(3).info.key.Hex().substr(0, 3), EIO);
+  Fail(Io::kList, "/frames/" + MakeFrame(3).info.key.Hex().substr(0, 3), EIO);
   auto node = Open();
   EXPECT_TRUE(node->tier->stats().index_ready);
   EXPECT_EQ(node->tier->stats().frames, 9u);
@@ -963,7 +971,7 @@ TEST_F(SharedFsTier, WhatDeadNodesLeftIsRemovedByTheServersClock) {
 TEST_F(SharedFsTier, AScanPagesThroughAllDirectories) {
   auto node = Open();
   std::map<Digest, FrameInfo> expected;
-  for (uint64_t n = 0; n < 50; ++n) {
+  for (uint64_t n = 0; n < 20; ++n) {
     const TestFrame frame = MakeFrame(n, 100 + n);
     node->MustSave(frame);
     expected.emplace(frame.info.key, frame.info);
@@ -1003,11 +1011,11 @@ TEST_F(SharedFsTier, ADirectoryThatVanishesIsUnavailableAndHeals) {
   EXPECT_EQ(node->Save(MakeFrame(2)).outcome, Outcome::kDeclined);
   EXPECT_FALSE(fs::exists(dir_)) << "never made by us";
   fs::rename(home_ + "/away", dir_);
-  const int lists = io_.calls(Op::kList);
+  const int lists = io_.calls(Io::kList);
   node->Step();
   EXPECT_TRUE(node->tier->stats().available);
   EXPECT_TRUE(node->tier->stats().index_ready);
-  EXPECT_LE(io_.calls(Op::kList) - lists, 1) << "the same volume is not scanned again";
+  EXPECT_LE(io_.calls(Io::kList) - lists, 1) << "the same volume is not scanned again";
   node->ExpectHit(frame);
   node->MustSave(MakeFrame(2));
 }
@@ -1056,7 +1064,7 @@ TEST_F(SharedFsTier, AnUnmountedShareIsNotLaidOutOnTheDiskBelowIt) {
   ASSERT_EQ(umount2(dir_.c_str(), MNT_DETACH), 0);
   node->Step();
   EXPECT_FALSE(node->tier->stats().available);
-  EXPECT_NE(node->tier->stats().why.find("is not mounted"), std::string::npos) << node->tier->stats().why;
+  EXPECT_NE(node->tier->stats().why.find("mount the share there"), std::string::npos) << node->tier->stats().why;
   EXPECT_TRUE(Names("").empty());
 }
 
