@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "http/server.h"
@@ -19,10 +20,13 @@
 namespace terrace::http {
 
 // A server that requests go to. Thread-safe; held by shared_ptr.
-class Backend : public std::enable_shared_from_this<Backend> {
+class Backend {
  public:
   // `host`: a name or an address, IPv6 without brackets.
   Backend(std::string host, uint16_t port);
+  ~Backend();
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
 
   const std::string& authority() const { return authority_; }  // "vllm:8000", "[::1]:8000": what Host says.
   uint16_t port() const { return port_; }
@@ -60,6 +64,9 @@ class Backend : public std::enable_shared_from_this<Backend> {
   bool stale_ = true;                           // Ask again before the next connection.
   bool looking_up_ = false;                     // A thread is at it.
   std::vector<std::function<void()>> waiting_;  // Called when it is through.
+
+  std::mutex thread_mutex_;
+  std::thread thread_;  // Guarded by thread_mutex_; looks the name up.
 };
 
 // How an attempt to have a request answered ended.

@@ -152,7 +152,7 @@ class TestSocket {
     std::transform(answer.head.begin(), answer.head.end(), answer.head.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     if (answer.head.size() < 12) return answer;
-    answer.status = std::atoi(answer.head.c_str() + 9);
+    answer.status = static_cast<int>(std::strtol(answer.head.c_str() + 9, nullptr, 10));
     if (to_head || answer.status / 100 == 1) {
       answer.whole = true;
     } else if (answer.Has("transfer-encoding: chunked")) {

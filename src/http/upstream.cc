@@ -48,6 +48,11 @@ Backend::Backend(std::string host, uint16_t port)
   }
 }
 
+Backend::~Backend() {
+  // A lookup can't be interrupted: this may take as long as the resolver's timeouts allow.
+  if (thread_.joinable()) thread_.join();
+}
+
 std::vector<std::string> Backend::addresses() const {
   std::lock_guard lock(mutex_);
   return addresses_;
@@ -65,9 +70,10 @@ bool Backend::Resolve(std::function<void()> done) {
     waiting_.push_back(std::move(done));  // As many as there are requests waiting for this backend.
     if (std::exchange(looking_up_, true)) return false;
   }
+  std::lock_guard lock(thread_mutex_);
+  if (thread_.joinable()) thread_.join();  // Through, but for its last lines.
   try {
-    // Detached, because a lookup can't be interrupted and must not hold up a shutdown: the thread owns all it touches.
-    std::thread([self = shared_from_this()] { self->LookUp(); }).detach();
+    thread_ = std::thread([this] { LookUp(); });
   } catch (const std::system_error&) {  // No more threads: slow is better than not at all.
     LookUp();
   }
