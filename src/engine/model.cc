@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 
 #include "llama.h"
 
@@ -95,6 +96,16 @@ uint32_t ToUint(const std::string& text, uint32_t otherwise) {
   return text.empty() ? otherwise : static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
 }
 
+// " AVX AVX2 ...": what llama.cpp's kernels were compiled for, out of its "CPU : AVX = 1 | AVX2 = 1 | ".
+std::string CpuFeatures() {
+  std::istringstream words(llama_print_system_info());
+  std::string features, before;
+  for (std::string word; words >> word; before = word) {
+    if (word == "=") features += " " + before;
+  }
+  return features;
+}
+
 const char* RopeName(llama_rope_type type) {
   switch (type) {
     case LLAMA_ROPE_TYPE_NONE: return "none";
@@ -178,7 +189,7 @@ SpaceFields Model::Space(const ContextOptions& options) const {
   space.engine = "llama.cpp";
   space.engine_state_version = LLAMA_STATE_SEQ_VERSION;
   // The instruction set its kernels were compiled for comes along: other kernels round differently.
-  space.engine_build = std::string(kLlamaBuild) + " " + llama_version() + " " + llama_print_system_info();
+  space.engine_build = std::string(kLlamaBuild) + " " + llama_version() + CpuFeatures();
   space.kv_dtype_k = space.kv_dtype_v = f16 ? "f16" : "q8_0";
   space.layers = static_cast<uint32_t>(llama_model_n_layer(model));
   space.kv_heads = static_cast<uint32_t>(llama_model_n_head_kv(model));

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 // Sequences kept between requests. Each costs a bit a cell; more distinct prefixes than this don't fit the budget of
 // cells in practice.
 constexpr size_t kRetainedSequences = 32;
-// A load is given this much longer than its budget, since the budget runs from when the request's turn comes.
+// The load of a request that has to wait its turn is given this much longer than its budget, which runs from its turn.
 constexpr milliseconds kQueueAllowance{30'000};
 constexpr milliseconds kLoadBudgetMin{200};
 // Requests that load ahead of their turn: what they stage is pinned in RAM, so not the whole queue.
@@ -195,7 +195,7 @@ bool ModelThread::stopping() const {
   return stopping_;
 }
 
-Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first) {
+Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, bool waits) {
   const std::vector<Digest>& keys = generation.chain.keys();
   const std::span<const Digest> wanted(keys.data() + first, generation.usable - first);
   Prefetch prefetch{.first = first};
@@ -203,7 +203,8 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first) 
   prefetch.chunks = hit.chunks;
   prefetch.miss_reason = hit.miss_reason;
   if (hit.chunks > 0) {
-    const auto deadline = Clock::now() + LoadBudget(hit.chunks * options_.chunk_tokens) + kQueueAllowance;
+    const milliseconds budget = LoadBudget(hit.chunks * options_.chunk_tokens);
+    const TimePoint deadline = Clock::now() + (waits ? budget + kQueueAllowance : budget);
     prefetch.job = store_.Load(generation.chain.space(), wanted.first(hit.chunks), bridge_->chunk_bytes(), deadline);
   }
   return prefetch;
@@ -211,14 +212,16 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first) 
 
 std::unique_ptr<Generation> ModelThread::Submit(std::unique_ptr<Generation> generation) {
   size_t waiting = 0;
+  bool waits = false;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_ || queue_.size() >= options_.queue_max) return generation;
     waiting = queue_.size();
+    waits = waiting > 0 || busy_;
   }
   const size_t resident = resident_.Known({generation->chain.keys().data(), generation->usable});
   if (waiting < kPrefetchAhead && resident < generation->usable) {
-    generation->prefetches.push_back(BeginPrefetch(*generation, resident));
+    generation->prefetches.push_back(BeginPrefetch(*generation, resident, waits));
   }
   {
     const std::lock_guard lock(mutex_);
@@ -240,10 +243,12 @@ void ModelThread::DropGone() {
 
 std::unique_ptr<Generation> ModelThread::Next() {
   std::unique_lock lock(mutex_);
+  busy_ = false;
   wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
   if (stopping_) return nullptr;
   std::unique_ptr<Generation> next = std::move(queue_.front());
   queue_.pop_front();
+  busy_ = true;
   return next;
 }
 
@@ -358,9 +363,9 @@ void ModelThread::BeginLoading(Active& active, size_t shared) {
   // While the request waited engine memory may have lost or the store gained chunks.
   auto& ahead = request.prefetches;
   if (ahead.empty() || ahead[0].first > shared || ahead[0].end() < shared) {
-    ahead = {BeginPrefetch(request, shared)};
+    ahead = {BeginPrefetch(request, shared, /*waits=*/false)};
   } else if (ahead[0].end() < request.usable) {
-    ahead.push_back(BeginPrefetch(request, ahead[0].end()));
+    ahead.push_back(BeginPrefetch(request, ahead[0].end(), /*waits=*/false));
   }
   active.loading = true;
   active.load_deadline = active.admitted + LoadBudget((ahead.back().end() - shared) * options_.chunk_tokens);

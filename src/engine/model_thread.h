@@ -74,7 +74,8 @@ class ModelThread {
   bool stopping() const;
 
   // Looks up and begins to load chunks [first, generation.usable). Any thread.
-  Prefetch BeginPrefetch(const Generation& generation, size_t first);
+  // `waits`: it is not the generation's turn yet.
+  Prefetch BeginPrefetch(const Generation& generation, size_t first, bool waits);
 
   void Admit(std::unique_ptr<Generation> generation);
   void Step(Active& active);
@@ -118,6 +119,7 @@ class ModelThread {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::unique_ptr<Generation>> queue_;  // Guarded by mutex_.
+  bool busy_ = false;                              // Guarded by mutex_. A generation is being computed.
   bool stopping_ = false;                          // Guarded by mutex_.
   std::thread thread_;
 };

@@ -33,6 +33,7 @@
 #include "terrace/store.h"
 #include "terrace/version.h"
 #include "tier/fault_tier.h"
+#include "tier/guard_tier.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -312,7 +313,7 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
 }
 
 Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
-                                                     Executor& faults) {
+                                                     Executor& timers) {
   std::vector<std::unique_ptr<Tier>> tiers;
   if (options.shared.directory.empty()) return tiers;
   Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
@@ -321,11 +322,9 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     error.what += "; or start without it for now: --allow-degraded";
     return Fail(std::move(error), "--shared");
   }
-  if (options.has_fault) {
-    tiers.push_back(std::make_unique<FaultTier>(std::move(*shared), options.fault, faults));
-  } else {
-    tiers.push_back(std::move(*shared));
-  }
+  std::unique_ptr<Tier> tier = std::move(*shared);
+  if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
+  tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
   return tiers;
 }
 
@@ -366,7 +365,6 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
 
 int Serve(const config::Values& values, ServeOptions options) {
   if (!CatchStopSignals()) return Refuse(std::string("no pipe for signals: ") + std::strerror(errno));
-  const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
   Result<std::unique_ptr<Model>> model = Model::Load(options.model_path);
   if (!model) return Refuse(model.error().what);
   if (const Result<void> fits = FitToModel(values, **model, options); !fits) return Refuse(fits.error().what);
@@ -375,11 +373,12 @@ int Serve(const config::Values& values, ServeOptions options) {
   Metrics metrics;
   const SystemClock clock;
   const std::unique_ptr<FileIo> io = RealFileIo();
-  ThreadPool faults("terrace-fault", 1);
-  auto tiers = OpenTiers(options, {.io = *io, .clock = clock, .metrics = metrics}, faults);
+  ThreadPool timers("terrace-timers", 2);  // Two: a probe of a guard may block one.
+  auto tiers = OpenTiers(options, {.io = *io, .clock = clock, .metrics = metrics}, timers);
   if (!tiers) return Refuse(tiers.error().what);
   Result<std::unique_ptr<Store>> store = OpenStore(options.store, std::move(*tiers), metrics);
   if (!store) return Refuse(store.error().what);
+  const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
   auto thread = ModelThread::Start(options.engine, **model, **store, metrics);
   if (!thread) return Refuse(thread.error().what);
   WaitForWeights(*weights);
