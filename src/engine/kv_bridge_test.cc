@@ -91,78 +91,76 @@ class KvBridgeTest : public testing::TestWithParam<KvType> {
     ASSERT_NE(path, nullptr) << "MODEL_F16 is not set; scripts/setup env prints it";
     auto model = Model::Load(path);
     ASSERT_TRUE(model) << model.error().what;
-    model_ = std::move(*model);
+    loaded_model = std::move(*model);
     std::string text;
     for (int i = 0; i < 60; ++i)
       text += "Line " + std::to_string(i * 37 % 101) + " of a text about terraces and rice. ";
-    text_ = model_->Tokenize(text);
-    ASSERT_GE(text_.size(), kPrefix + kSuffix);
+    prompt = loaded_model->Tokenize(text);
+    ASSERT_GE(prompt.size(), kPrefix + kSuffix);
   }
-  static void TearDownTestSuite() { model_.reset(); }
+  static void TearDownTestSuite() { loaded_model.reset(); }
 
-  static std::unique_ptr<Model> model_;
-  static std::vector<int32_t> text_;
+  static inline std::unique_ptr<Model> loaded_model;
+  static inline std::vector<int32_t> prompt;
 };
-std::unique_ptr<Model> KvBridgeTest::model_;
-std::vector<int32_t> KvBridgeTest::text_;
 
 bool SameBits(const Logits& a, const Logits& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 TEST_P(KvBridgeTest, WarmRunsEqualColdBitForBit) {
-  Engine engine(*model_, GetParam());
-  engine.Compute(1, text_, 0, kPrefix);
+  Engine engine(*loaded_model, GetParam());
+  engine.Compute(1, prompt, 0, kPrefix);
   const Chunks chunks = engine.Export(1, kChunks);
-  const Logits cold = engine.Compute(1, text_, kPrefix, kPrefix + kSuffix);
+  const Logits cold = engine.Compute(1, prompt, kPrefix, kPrefix + kSuffix);
   EXPECT_EQ(engine.Export(1, kChunks), chunks) << "exporting or computing on changed the cells";
 
   llama_memory_clear(engine.memory(), false);
   engine.Restore(1, chunks, 0, kChunks);
   EXPECT_EQ(engine.Export(1, kChunks), chunks);
-  EXPECT_TRUE(SameBits(engine.Compute(1, text_, kPrefix, kPrefix + kSuffix), cold))
+  EXPECT_TRUE(SameBits(engine.Compute(1, prompt, kPrefix, kPrefix + kSuffix), cold))
       << "same context, all chunks restored";
 
   llama_memory_clear(engine.memory(), false);
   engine.Restore(1, chunks, 0, 2);
-  engine.Compute(1, text_, 2 * kChunk, kPrefix);
-  EXPECT_TRUE(SameBits(engine.Compute(1, text_, kPrefix, kPrefix + kSuffix), cold)) << "two restored, one computed";
+  engine.Compute(1, prompt, 2 * kChunk, kPrefix);
+  EXPECT_TRUE(SameBits(engine.Compute(1, prompt, kPrefix, kPrefix + kSuffix), cold)) << "two restored, one computed";
 
-  Engine other(*model_, GetParam());
+  Engine other(*loaded_model, GetParam());
   other.Restore(2, chunks, 0, kChunks);
-  EXPECT_TRUE(SameBits(other.Compute(2, text_, kPrefix, kPrefix + kSuffix), cold))
+  EXPECT_TRUE(SameBits(other.Compute(2, prompt, kPrefix, kPrefix + kSuffix), cold))
       << "another context, another sequence id";
 
   // The suffix of sequence 2 goes, as serve does it: what remains are whole chunks, so offsets stay multiples of 64
   // cells.
   llama_memory_seq_rm(other.memory(), 2, kPrefix, -1);
   llama_memory_seq_cp(other.memory(), 2, 3, 0, kPrefix);
-  EXPECT_TRUE(SameBits(other.Compute(3, text_, kPrefix, kPrefix + kSuffix), cold)) << "prefix shared by two sequences";
+  EXPECT_TRUE(SameBits(other.Compute(3, prompt, kPrefix, kPrefix + kSuffix), cold)) << "prefix shared by two sequences";
 
   llama_memory_seq_rm(other.memory(), 3, -1, -1);
   other.Restore(3, chunks, 0, 1);
-  EXPECT_TRUE(SameBits(other.Compute(2, text_, kPrefix, kPrefix + kSuffix), cold))
+  EXPECT_TRUE(SameBits(other.Compute(2, prompt, kPrefix, kPrefix + kSuffix), cold))
       << "a chunk of another sequence between prefix and suffix";
 }
 
 // The rule that one cut serves cold and warm runs stands on this only with F16 without flash attention and q8_0 with
 // it, which is what serve uses.
 TEST_P(KvBridgeTest, ResultsDoNotDependOnHowThePromptIsCut) {
-  Engine engine(*model_, GetParam());
-  const Logits whole = engine.Compute(1, text_, 0, kPrefix + kSuffix);
+  Engine engine(*loaded_model, GetParam());
+  const Logits whole = engine.Compute(1, prompt, 0, kPrefix + kSuffix);
   llama_memory_clear(engine.memory(), false);
-  EXPECT_TRUE(SameBits(engine.Compute(1, text_, 0, kPrefix + kSuffix, 50), whole));
+  EXPECT_TRUE(SameBits(engine.Compute(1, prompt, 0, kPrefix + kSuffix, 50), whole));
 }
 
 TEST_P(KvBridgeTest, BlobsOfAnotherPlaceOrTypeAreRefusedBeforeLlamaSeesThem) {
-  Engine engine(*model_, GetParam());
-  engine.Compute(1, text_, 0, kPrefix);
+  Engine engine(*loaded_model, GetParam());
+  engine.Compute(1, prompt, 0, kPrefix);
   const Chunks chunks = engine.Export(1, kChunks);
-  const Logits before = engine.Compute(1, text_, kPrefix, kPrefix + kSuffix);
+  const Logits before = engine.Compute(1, prompt, kPrefix, kPrefix + kSuffix);
   llama_memory_seq_rm(engine.memory(), 1, kPrefix, -1);
 
   EXPECT_EQ(engine.bridge().Restore(2, 0, chunks[1]).error().code, Code::kCorrupt);
-  Engine other(*model_, GetParam() == KvType::kF16 ? KvType::kQ8_0 : KvType::kF16);
+  Engine other(*loaded_model, GetParam() == KvType::kF16 ? KvType::kQ8_0 : KvType::kF16);
   EXPECT_EQ(other.bridge().Restore(1, 0, chunks[0]).error().code, Code::kCorrupt);
   EXPECT_EQ(engine.bridge().Restore(2, 0, std::span(chunks[0]).first(chunks[0].size() - 1)).error().code,
             Code::kCorrupt);
@@ -173,18 +171,18 @@ TEST_P(KvBridgeTest, BlobsOfAnotherPlaceOrTypeAreRefusedBeforeLlamaSeesThem) {
     EXPECT_EQ(engine.bridge().Restore(2, 0, flipped).error().code, Code::kCorrupt) << "byte " << byte;
   }
   EXPECT_EQ(llama_memory_seq_pos_max(engine.memory(), 2), -1);
-  EXPECT_TRUE(SameBits(engine.Compute(1, text_, kPrefix, kPrefix + kSuffix), before))
+  EXPECT_TRUE(SameBits(engine.Compute(1, prompt, kPrefix, kPrefix + kSuffix), before))
       << "the live sequence was touched";
 }
 
 TEST_P(KvBridgeTest, FullMemoryIsSaidAndChangesNothing) {
-  Engine engine(*model_, GetParam());
-  engine.Compute(1, text_, 0, kPrefix);
+  Engine engine(*loaded_model, GetParam());
+  engine.Compute(1, prompt, 0, kPrefix);
   const Chunks chunks = engine.Export(1, kChunks);
   engine.Restore(2, chunks, 0, kChunks);
-  engine.Compute(3, text_, 0, 512 - 2 * kPrefix);  // That was the last free cell.
-  std::vector<std::byte> next = chunks[0];         // A good chunk that follows on the prefix.
-  for (uint32_t i = 0; i < kChunk; ++i) {
+  engine.Compute(3, prompt, 0, 512 - 2 * kPrefix);  // That was the last free cell.
+  std::vector<std::byte> next = chunks[0];          // A good chunk that follows on the prefix.
+  for (size_t i = 0; i < kChunk; ++i) {
     const auto position = static_cast<int32_t>(kPrefix + i);
     std::memcpy(next.data() + 16 + 12 * i, &position, sizeof position);
   }

@@ -350,7 +350,17 @@ void ModelThread::Admit(std::unique_ptr<Generation> generation) {
   active.cached.Add("engine", active.position);
   counters_->engine_tokens->Add(active.position);
   counters_->prompt_tokens.Add(active.prompt_tokens());
+  if (shared > 0 && active.keeps) OfferShared(request.chain, shared);
   BeginLoading(active, shared);
+}
+
+// Engine memory hides from the store that a chunk is still wanted. A lower tier that was away or emptied lacks it: when
+// RAM serves the last shared chunk, the store offers that and its ancestors to the tier anew.
+void ModelThread::OfferShared(const KeyChain& chain, size_t shared) {
+  const std::span<const Digest> last(&chain.keys()[shared - 1], 1);
+  if (InRam(last[0]) && store_.Needs(last[0])) {
+    store_.Load(chain.space(), last, bridge_->chunk_bytes(), Clock::now());
+  }
 }
 
 void ModelThread::BeginLoading(Active& active, size_t shared) {

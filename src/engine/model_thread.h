@@ -91,6 +91,7 @@ class ModelThread {
   void Retire(Active& active);
   void Apply(const std::vector<ResidentPrefixes::Cut>& cuts);
   bool Place(const ResidentPrefixes::Plan& plan);
+  void OfferShared(const KeyChain& chain, size_t shared);
   void BeginLoading(Active& active, size_t shared);
   void EndLoading(Active& active, Reason reason);
   bool InRam(const Digest& key);

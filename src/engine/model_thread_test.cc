@@ -110,9 +110,9 @@ class ModelThreadTest : public testing::Test {
     ASSERT_NE(path, nullptr) << "MODEL_F16 is not set; scripts/setup env prints it";
     auto model = Model::Load(path);
     ASSERT_TRUE(model) << model.error().what;
-    model_ = std::move(*model);
+    loaded_model = std::move(*model);
   }
-  static void TearDownTestSuite() { model_.reset(); }
+  static void TearDownTestSuite() { loaded_model.reset(); }
 
   // The store outlives the engines of a test, as RAM outlives nothing but engine memory: a new engine is a cold one.
   void StartEngine(const EngineOptions& more = {}) {
@@ -123,14 +123,14 @@ class ModelThreadTest : public testing::Test {
     options.threads = 2;
     options.load_deadline_ms = 60'000;
     engine_metrics_ = std::make_unique<Metrics>();
-    auto started = ModelThread::Start(options, *model_, *store_, *engine_metrics_);
+    auto started = ModelThread::Start(options, *loaded_model, *store_, *engine_metrics_);
     ASSERT_TRUE(started) << started.error().what;
     thread_ = std::move(*started);
   }
 
   std::unique_ptr<Generation> Ask(const std::string& text, std::unique_ptr<Collector> sink, uint32_t max_tokens = 8) {
     auto generation = std::make_unique<Generation>();
-    generation->tokens = model_->Tokenize(text);
+    generation->tokens = loaded_model->Tokenize(text);
     generation->max_tokens = max_tokens;
     generation->sampling.temperature = 0;
     generation->chain = KeyChain(SpaceId(thread_->space()), kChunk);
@@ -166,13 +166,12 @@ class ModelThreadTest : public testing::Test {
     return text;
   }
 
-  static std::unique_ptr<Model> model_;
+  static inline std::unique_ptr<Model> loaded_model;
   Metrics store_metrics_;
   std::unique_ptr<BendingStore> store_ = std::make_unique<BendingStore>(store_metrics_);
   std::unique_ptr<Metrics> engine_metrics_;
   std::unique_ptr<ModelThread> thread_;
 };
-std::unique_ptr<Model> ModelThreadTest::model_;
 
 uint32_t From(const Answer& answer, std::string_view tier) {
   for (size_t i = 0; i < openai::kTiers.size(); ++i) {

@@ -416,11 +416,11 @@ int RunServe(const std::vector<std::string>& args) {
   });
   if (!parsed) return Refuse(parsed.error().what);
   if (parsed->help) {
-    std::printf("%s", config::Help(schema).c_str());
+    std::fputs(config::Help(schema).c_str(), stdout);
     return 0;
   }
   if (parsed->print_config) {
-    std::printf("%s", parsed->values.Dump().c_str());
+    std::fputs(parsed->values.Dump().c_str(), stdout);
     return 0;
   }
   log::LogToStderr(LevelOf(parsed->values.Text("log-level")));

@@ -66,12 +66,12 @@ inline SequenceShape SmallShape(bool transposed) {
   CacheShape cache;
   cache.v_transposed = transposed;
   cache.k_rotation = transposed ? 0 : 64;
-  for (const uint32_t elements : {8u, 16u}) {
+  for (const uint64_t elements : {8, 16}) {
     cache.layers.push_back({.k_type = transposed ? 1 : 8,
                             .k_row_bytes = elements * 2,
                             .v_type = transposed ? 1 : 8,
                             .v_row_bytes = elements * 2,
-                            .v_elements = transposed ? elements : 0});
+                            .v_elements = transposed ? static_cast<uint32_t>(elements) : 0});
   }
   return {.caches = {cache}};
 }

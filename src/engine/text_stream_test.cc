@@ -81,7 +81,7 @@ TEST(TextStream, AnyCutOfTheTextShowsTheSame) {
   for (int round = 0; round < 2000; ++round) {
     std::string text;
     for (int i = 0; i < 20; ++i) {
-      static const char* const kParts[] = {"a", "b", "\xc3\xa4", "\xf0\x9f\x98\x80"};
+      constexpr const char* kParts[] = {"a", "b", "\xc3\xa4", "\xf0\x9f\x98\x80"};
       text += kParts[random() % 4];
     }
     size_t end = text.size();

@@ -186,7 +186,9 @@ void RefuseUnsupported(Fields& fields) {
   }
   for (const char* name : {"tools", "functions", "suffix"}) {
     const Json* value = fields.Find(name);
-    if (value != nullptr && !value->empty() && *value != "") fields.Fail(name, "is not supported");
+    if (value == nullptr) continue;
+    const bool empty = value->is_string() ? value->get_ref<const std::string&>().empty() : value->empty();
+    if (!empty) fields.Fail(name, "is not supported");
   }
   const Json* format = fields.Find("response_format");
   if (format != nullptr && (!format->is_object() || format->value("type", Json()) != "text")) {

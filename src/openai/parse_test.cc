@@ -32,7 +32,8 @@ std::string Chat(const std::string& more) {
 TEST(OpenAiParse, ReadsEveryFieldOfAChat) {
   const Request r = Good(
       R"({"model":"m","messages":[{"role":"developer","content":"be brief"},{"role":"user","content":"hi"},
-          {"role":"assistant","content":null},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
+          {"role":"assistant","content":null},
+          {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
           "max_tokens":5,"temperature":0,"top_p":0.5,"seed":-3,"stop":["x","y"],"stream":true,
           "stream_options":{"include_usage":true},"cache_salt":"s","n":1,"unknown":{"deep":[1]}})",
       Endpoint::kChat);
