@@ -6,6 +6,7 @@
 #include "base/metrics.h"
 #include "io/file_io.h"
 #include "tests/contract/tier_contract.h"
+#include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/guard_tier.h"
 #include "tier/ram_tier.h"
@@ -45,6 +46,14 @@ std::unique_ptr<Tier> OpenSharedFs(World& world) {
   return MustOpen(OpenSharedFsTier({.directory = world.directory}, {.io = *io, .clock = clock, .metrics = metrics}));
 }
 
+std::unique_ptr<Tier> OpenDisk(World& world, DiskIoKind kind) {
+  static const std::unique_ptr<FileIo> io = RealFileIo();
+  static SystemClock clock;
+  static Metrics metrics;
+  return MustOpen(OpenDiskTier({.directory = world.directory, .bytes_max = kContractBytes, .io = {.kind = kind}},
+                               {.files = *io, .clock = clock, .metrics = metrics}));
+}
+
 }  // namespace
 
 std::vector<TierCase> AllTiers() {
@@ -54,6 +63,10 @@ std::vector<TierCase> AllTiers() {
       {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
       {"shared_fs", [](World& world) { return OpenSharedFs(world); }},
       {"fault_shared_fs", [](World& world) { return WithoutFaults(OpenSharedFs(world), world); }},
+      {"disk_uring", [](World& world) { return OpenDisk(world, DiskIoKind::kUring); }},
+      {"disk_threads", [](World& world) { return OpenDisk(world, DiskIoKind::kThreads); }},
+      {"fault_disk", [](World& world) { return WithoutFaults(OpenDisk(world, DiskIoKind::kAuto), world); }},
+      {"guard_disk", [](World& world) { return Guarded(OpenDisk(world, DiskIoKind::kAuto), world); }},
       {"guard_ram", [](World& world) { return Guarded(OpenRam(&world.executor), world); }},
       {"guard_shared_fs", [](World& world) { return Guarded(OpenSharedFs(world), world); }},
       {"fault_delay_ram", [](World& world) { return Delayed(OpenRam(nullptr), world); }},
