@@ -87,6 +87,7 @@ class SharedFsTier final : public Tier {
   void ScanStep();
   bool ScanNextDirectory();
   void ScanFrame(const Digest& key);
+  void ResolveDoubt(const Digest& key);
   void FlushJournal();
 
   void Announce(JournalRecord::Kind kind, const FrameInfo& info);
@@ -127,8 +128,9 @@ class SharedFsTier final : public Tier {
     std::vector<size_t> directories;  // Not yet listed.
     std::vector<Digest> frames;       // Of the last one listed, not yet proven.
   } scan_;
+  std::vector<Digest> doubted_;  // Said to be removed, and not yet looked for. As many as a poll reads records.
   bool scan_posted_ = false;
-  TimePoint clean_at_;
+  TimePoint scan_at_, clean_at_;
 
   std::mutex journal_mutex_;
   std::vector<JournalRecord> pending_;  // Guarded by journal_mutex_.
@@ -353,14 +355,18 @@ void SharedFsTier::Poll() {
   if (CheckDirectory()) {
     ReadJournals();
     FlushJournal();  // What an earlier flush could not write.
-    if (!index_ready_.load(std::memory_order_relaxed) && !scan_.running) {
-      // Only now, with the journals read: what is published from here on comes through them.
-      scan_ = {.running = true, .begun = deps_.clock.Now()};
-      PostScanStep();
-    } else if (!scan_.running && deps_.clock.Now() >= clean_at_) {
-      clean_at_ = deps_.clock.Now() + kCleanEvery;
+    const TimePoint now = deps_.clock.Now();
+    const bool ready = index_ready_.load(std::memory_order_relaxed);
+    if (!scan_.running && ready && now >= clean_at_) {
+      clean_at_ = now + kCleanEvery;
       const Result<void> cleaned = dir_.RemoveStale(options_.stale_age);
       if (!cleaned) log::Warn("shared_fs_clean_failed", {{"error", cleaned.error().what}});
+    }
+    if (!scan_.running && (!ready || now >= scan_at_)) {
+      // Only now, with the journals read: what is published from here on comes through them.
+      scan_ = {.running = true, .begun = now};
+      scan_at_ = now + options_.scan_interval;
+      PostScanStep();
     }
   }
   background_.Add({.run = [this] { Poll(); }, .drop = [] {}}, options_.poll_interval);
@@ -393,6 +399,7 @@ void SharedFsTier::EnterVolume(const std::string& id) {
   reader_.Reset();
   writer_.Rotate();
   scan_ = {};
+  doubted_.clear();
   std::lock_guard lock(journal_mutex_);
   pending_.clear();
 }
@@ -400,12 +407,14 @@ void SharedFsTier::EnterVolume(const std::string& id) {
 void SharedFsTier::ReadJournals() {
   const Result<void> read = reader_.Poll([this](const JournalRecord& record) {
     if (record.kind == JournalRecord::Kind::kRemoved) {
-      index_.Erase(record.key);
+      // Not believed at once: it may be late, and somebody has written the frame anew meanwhile.
+      if (index_.Contains(record.key)) doubted_.push_back(record.key);
     } else if (record.payload_bytes > 0 && record.payload_bytes <= kFramePayloadBytesMax) {
       index_.Insert(record.key, FrameBytes(record.payload_bytes));
     }
   });
   if (!read) log::Warn("shared_fs_poll_failed", {{"error", read.error().what}});
+  if (!doubted_.empty()) PostScanStep();
 }
 
 void SharedFsTier::PostScanStep() {
@@ -420,6 +429,11 @@ void SharedFsTier::PostScanStep() {
 
 // A bounded piece of the scan, so that journals are read meanwhile.
 void SharedFsTier::ScanStep() {
+  for (size_t i = 0; i < kScanStepFrames && !doubted_.empty(); ++i) {
+    ResolveDoubt(doubted_.back());
+    doubted_.pop_back();
+  }
+  if (!doubted_.empty()) return PostScanStep();
   if (!scan_.running) return;
   if (scan_.frames.empty() && !ScanNextDirectory()) return;
   for (size_t i = 0; i < kScanStepFrames && !scan_.frames.empty(); ++i) {
@@ -446,9 +460,9 @@ bool SharedFsTier::ScanNextDirectory() {
     scan_.directories.erase(std::unique(scan_.directories.begin(), scan_.directories.end()), scan_.directories.end());
   }
   if (scan_.directories.empty()) {
-    index_ready_.store(true, std::memory_order_relaxed);
     const auto took = deps_.clock.Now() - scan_.begun;
     scan_ = {};
+    if (index_ready_.exchange(true, std::memory_order_relaxed)) return false;
     log::Info("tier_index_ready", {{"tier", kTierName},
                                    {"frames", index_.frames()},
                                    {"bytes", index_.bytes()},
@@ -476,15 +490,24 @@ bool SharedFsTier::ScanNextDirectory() {
   return true;
 }
 
+// A listing says what is there; a look at the name alone might be answered from what an NFS client remembers.
+void SharedFsTier::ResolveDoubt(const Digest& key) {
+  std::lock_guard lock(index_.names(key));
+  const auto listed = dir_.ListFrames(FanOutOf(key));
+  const bool gone =
+      listed ? !std::binary_search(listed->begin(), listed->end(), key) : listed.error().os_error == ENOENT;
+  if (gone) index_.Erase(key);
+}
+
 void SharedFsTier::ScanFrame(const Digest& key) {
   const FrameProof proof = dir_.Prove(key);
   if (proof.reason == Reason::kNone) {
     index_.Insert(key, FrameBytes(proof.frame.info.payload_bytes));
   } else if (proof.reason == Reason::kMissing) {
-    index_.Erase(key);
+    ResolveDoubt(key);
   } else if (proof.set_aside) {
     SetAside(key, proof);
-  }
+  }  // Else it could not be read: a later scan sees.
 }
 
 // Any thread.

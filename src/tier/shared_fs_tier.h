@@ -42,6 +42,9 @@ struct SharedFsOptions {
   size_t load_queue_items_max = 16384;           // Beyond: a miss with kFull.
   size_t save_queue_items_max = 1024;            // Beyond: declined with kFull.
   std::chrono::milliseconds poll_interval{500};  // Of other nodes' journals, and of the directory's health.
+  // The first scan fills the index; later ones find what no journal told of, and what an earlier one could not read.
+  // They list each directory of frames once and read nothing that is known: 4,096 listings.
+  std::chrono::seconds scan_interval{600};
   std::chrono::milliseconds flush_interval{
       200};  // Records of what we publish go out this often at most, at once when idle.
   std::chrono::seconds stale_age{

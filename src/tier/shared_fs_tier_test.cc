@@ -871,6 +871,24 @@ TEST_F(SharedFsTier, NodesForgetWhatAnotherTookAway) {
   EXPECT_FALSE(b->Has(MakeFrame(2)));
 }
 
+TEST_F(SharedFsTier, ALateWordOfARemovalDoesNotHideAFrameWrittenAnew) {
+  auto one = Open();
+  auto two = Open();
+  const TestFrame frame = MakeFrame(1);
+  one->MustSave(frame);
+  one->Step();
+  two->Step();
+  Fail(Io::kWrite, "/nodes/", EIO);  // What it removes, nobody hears of for now.
+  one->tier->Erase({&frame.info.key, 1});
+  two->ExpectMiss(frame, Reason::kMissing);
+  two->MustSave(frame);
+  io_.SetRule({});
+  one->Step();
+  two->Step();
+  EXPECT_TRUE(two->Has(frame));
+  two->ExpectHit(frame);
+}
+
 TEST_F(SharedFsTier, CloseFlushesTheJournal) {
   auto reader = Open();
   auto writer = Open();
@@ -900,6 +918,26 @@ TEST_F(SharedFsTier, FramesOfAWriterThatDiedBeforeItsJournalAreFoundByTheScanAnd
   EXPECT_EQ(save.outcome, Outcome::kHit);
   EXPECT_TRUE(save.existed);
   node->ExpectHit(MakeFrame(1));
+}
+
+TEST_F(SharedFsTier, ALaterScanFindsWhatNoJournalToldOfAndWhatCouldNotBeRead) {
+  auto node = Open();
+  {
+    auto writer = Open();
+    Fail(Io::kOpen, "/nodes/", EIO);
+    for (uint64_t n = 1; n <= 3; ++n) writer->MustSave(MakeFrame(n));
+    writer.reset();
+  }
+  const std::string second = MakeFrame(2).info.key.Hex();
+  Fail(Io::kOpen, second, EIO);
+  auto late = Open();
+  Fail(Io::kList, "/frames/" + MakeFrame(3).info.key.Hex().substr(0, 3), EIO);
+  late->Step(std::chrono::minutes(11));
+  EXPECT_TRUE(late->Has(MakeFrame(2)));
+  io_.SetRule(nullptr);
+  node->Step(std::chrono::minutes(11));
+  for (uint64_t n = 1; n <= 3; ++n) node->ExpectHit(MakeFrame(n));
+  EXPECT_EQ(node->tier->stats().frames, 3u);
 }
 
 TEST_F(SharedFsTier, WhatIsPublishedDuringTheScanIsNotLost) {
