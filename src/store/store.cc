@@ -90,6 +90,7 @@ class StoreImpl final : public Store {
   // Returns how many it went over.
   size_t MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads);
   uint64_t window_bytes() const { return window_bytes_; }
+  void CountItem(const LoadJob::Item& item);
 
  private:
   // Whatever a load from below needs until it lands.
@@ -107,7 +108,6 @@ class StoreImpl final : public Store {
   void OfferBelow(Lower& lower, RamLease lease);
   void OfferAgain(const Digest& key);
   Reason WhyUnknown() const;
-  void CountItem(const LoadJob::Item& item);
   void Scrub();
 
   Metrics& metrics_;
@@ -154,15 +154,22 @@ class JobImpl final : public LoadJob {
       Advance(i);
       flight = flights_[i];
     }
-    if (!flight) return MissItem(Reason::kCancelled);  // Taken before.
+    if (!flight) return Counted(MissItem(Reason::kCancelled));  // Taken before.
     std::optional<Item> item = flight->Wait(std::min(deadline, deadline_));
-    if (!item) return MissItem(Reason::kTimeout);
-    std::lock_guard lock(mutex_);
-    flights_[i] = nullptr;  // The caller's lease is what pins it from here on.
-    return *std::move(item);
+    if (!item) return Counted(MissItem(Reason::kTimeout));
+    {
+      std::lock_guard lock(mutex_);
+      flights_[i] = nullptr;  // The caller's lease is what pins it from here on.
+    }
+    return Counted(*std::move(item));
   }
 
  private:
+  // Each answer is one hit, or one miss with its reason: not each flight, which several jobs may share.
+  Item Counted(Item item) {
+    store_.CountItem(item);
+    return item;
+  }
   // Begins what fits into the window beyond item `done`. A prefix larger than RAM is staged while its head is consumed.
   void Advance(size_t done) {
     while (next_ < keys_.size() && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
@@ -309,7 +316,6 @@ std::optional<LoadJob::Item> StoreImpl::FromRam(const Digest& space, const Diges
 FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline) {
   auto flight = std::make_shared<Flight>();
   if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
-    CountItem(*item);
     if (item->outcome == Outcome::kHit) OfferAgain(key);
     flight->Land(*std::move(item));
     return flight;
@@ -382,7 +388,6 @@ void StoreImpl::Landed(size_t lower, const Staging& staging, const std::shared_p
 }
 
 void StoreImpl::Finish(const Staging& staging, LoadJob::Item item) {
-  CountItem(item);
   {
     std::lock_guard lock(mutex_);
     flights_.erase(staging.key);

@@ -212,6 +212,30 @@ TEST_F(StoreTest, AFailureBelowIsAMissWithItsReason) {
   ExpectHits(chain, 1);
 }
 
+TEST_F(StoreTest, EachAnswerIsOneHitOrOneMissHoweverManyShareALoad) {
+  Open();
+  const Chain chain(1, 3);
+  PutBelow(chain);
+  lower[0]->Hold();
+  const auto first = store->Load(chain.space, chain.keys, kChunkBytes, Soon());
+  const auto second = store->Load(chain.space, chain.keys, kChunkBytes, Soon());
+  EXPECT_EQ(first->Wait(0, TimePoint::min()).reason, Reason::kTimeout);
+  lower[0]->Release();
+  EXPECT_EQ(first->Wait(0, Soon()).outcome, Outcome::kHit);
+  EXPECT_EQ(first->Wait(0, Soon()).reason, Reason::kCancelled);  // Taken before.
+  EXPECT_EQ(second->Wait(0, Soon()).outcome, Outcome::kHit);
+  const auto hits = [&](const char* tier) {
+    return metrics.GetCounter("terrace_chunk_hits_total", "", {{"tier", tier}}).value();
+  };
+  const auto misses = [&](Reason reason) {
+    return metrics.GetCounter("terrace_chunk_misses_total", "", {{"reason", ReasonName(reason)}}).value();
+  };
+  EXPECT_EQ(hits("memory0"), 2u);  // The other two chunks were staged, and nobody was given them.
+  EXPECT_EQ(hits("ram"), 0u);
+  EXPECT_EQ(misses(Reason::kTimeout), 1u);
+  EXPECT_EQ(misses(Reason::kCancelled), 1u);
+}
+
 TEST_F(StoreTest, AnotherSpaceNeverGetsTheBytes) {
   Open();
   const Chain chain(1, 1);
