@@ -92,6 +92,7 @@ class TestSocket {
   ~TestSocket() { Close(); }
 
   bool connected() const { return connected_; }
+  int fd() const { return fd_; }  // -1 once closed.
   bool SendAll(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
