@@ -1,0 +1,40 @@
+// What a seed decides before anything runs: sizes, which faults this run has, and how often. Each run has some of the
+// faults and not others, so that rare combinations and long quiet stretches both occur.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/sim/random.h"
+#include "tests/sim/sim_file_io.h"
+
+namespace terrace::sim {
+
+struct Plan {
+  explicit Plan(uint64_t seed);
+  std::string Describe() const;
+
+  Random random;
+  size_t nodes = 2;
+  size_t clients = 1;              // A node.
+  std::chrono::seconds chaos{60};  // How long faults come.
+  uint32_t preempt_one_in = 0;
+  std::vector<uint64_t> payload_bytes;       // One a space.
+  size_t conversations = 6, chunks_max = 8;  // A space; chunks of a conversation.
+  uint64_t ram_bytes = 0;
+  uint64_t write_behind_bytes = 0;
+  size_t save_in_flight = 4, load_threads = 4;
+  size_t load_queue_items = 64, save_queue_items = 64;
+  uint64_t quarantine_files = 4;
+  FaultRates rates;
+  std::string tier_faults;  // For a FaultTier above the share; empty: none.
+  double erase = 0;         // Chance a turn.
+  // Mean time between events of a kind; 0: never.
+  std::chrono::seconds node_death{0}, node_restart{0}, server_crash{0}, outage{0}, full{0}, unmount{0}, stall{0},
+      sabotage{0};
+};
+
+}  // namespace terrace::sim

@@ -1,0 +1,89 @@
+// Between the store and a tier: checks what the tier promises item by item, and counts what is under way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/assert.h"
+#include "terrace/tier.h"
+#include "tests/sim/oracle.h"
+
+namespace terrace::sim {
+
+class ProbeTier final : public Tier {
+ public:
+  struct Counts {
+    uint64_t loads = 0, loads_settled = 0, hits = 0;
+    uint64_t saves = 0, saves_settled = 0, written = 0, existed = 0;
+  };
+
+  // `who` names the node's life.
+  ProbeTier(std::unique_ptr<Tier> inner, std::string who, Oracle& oracle)
+      : inner_(std::move(inner)), who_(std::move(who) + "/" + inner_->info().name), oracle_(oracle) {}
+
+  const Counts& counts() const { return counts_; }
+
+  const TierInfo& info() const override { return inner_->info(); }
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override { inner_->Contains(keys, present); }
+
+  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
+    counts_.loads += items.size();
+    const auto asked = std::make_shared<const std::vector<LoadItem>>(items);  // Keeps the buffers for the check.
+    inner_->Load(std::move(items), deadline, Watched<LoadResult>(done, [this, asked](size_t i, const LoadResult& r) {
+                   ++counts_.loads_settled;
+                   if (r.outcome != Outcome::kHit) {
+                     if (r.reason == Reason::kNone) oracle_.Contradiction(who_ + " misses without a reason");
+                     return;
+                   }
+                   ++counts_.hits;
+                   const LoadItem& item = (*asked)[i];
+                   oracle_.CheckDelivered(who_, item.key, r.info, item.into);
+                   if (r.info.space != item.space) oracle_.Contradiction(who_ + " delivers another space's chunk");
+                 }));
+  }
+
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    counts_.saves += items.size();
+    std::vector<Digest> keys;
+    for (const SaveItem& item : items) keys.push_back(item.info.key);
+    inner_->Save(std::move(items), Watched<SaveResult>(done, [this, keys](size_t i, const SaveResult& r) {
+                   ++counts_.saves_settled;
+                   if (r.outcome != Outcome::kHit) return;
+                   ++(r.existed ? counts_.existed : counts_.written);
+                   if (!oracle_.chunk(keys[i]).ever_named) {
+                     oracle_.Contradiction(who_ + " settles a save as hit that never had its name: " + keys[i].Hex());
+                   }
+                 }));
+  }
+
+  void Erase(std::span<const Digest> keys) override {
+    for (const Digest& key : keys) oracle_.AllowRemoval(who_.substr(0, who_.find('/')), key);
+    inner_->Erase(keys);
+  }
+  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
+  TierStats stats() const override { return inner_->stats(); }
+  CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
+
+ private:
+  template <class R, class Check>
+  static std::shared_ptr<Batch<R>> Watched(std::shared_ptr<Batch<R>> done, Check check) {
+    auto settled = std::make_shared<std::vector<bool>>(done->size());
+    return std::make_shared<Batch<R>>(done->size(), [done, check, settled](size_t i, const R& result) {
+      TERRACE_ASSERT(!(*settled)[i]);  // Once an item.
+      (*settled)[i] = true;
+      check(i, result);
+      done->Settle(i, result);
+    });
+  }
+
+  const std::unique_ptr<Tier> inner_;
+  const std::string who_;
+  Oracle& oracle_;
+  Counts counts_;
+};
+
+}  // namespace terrace::sim

@@ -1,0 +1,198 @@
+// Would catch: wrong bytes from a cache, a prefix with a hole, a frame that is visible before it is whole and durable
+// or before its parent, a save said to be done that is not, a right frame taken away or not found again, a wait without
+// end, a call that blocks its caller, books that do not balance, RAM above its cap, temporaries left behind: whatever
+// the share, the server and the other nodes do, and whenever a node dies.
+//
+// Must be survived without a wrong answer or a hang, and without losing what was saved:
+//   - EIO, ENOSPC (at once, or late at Sync or Close), torn writes, slow operations, answers that are lost though the
+//     operation took place, ESTALE, names remembered as not there, old attributes, listings in any order, refused
+//     links;
+//   - the server unreachable or down for 20 s, hard mount or soft; a share that is unmounted; a node that is stopped;
+//   - the death of a node within any operation, its unsynced bytes gone; a clean restart;
+//   - nodes that save, erase and set aside the same chunks at the same time.
+// Must be survived without a wrong answer or a hang, though frames are lost to it:
+//   - a crash of the server, which may take back the newest names and the bytes not synced;
+//   - bits that rot, and a peer gone mad that writes anything under any name, false news included;
+//   - a right frame written in the moment in which another node takes the damaged one at its place away.
+// Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives stale
+// listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/sim/simulation.h"
+
+namespace terrace::sim {
+namespace {
+
+constexpr uint64_t kSeeds = 200;
+constexpr size_t kLogLinesMax = 400;
+
+std::string Explain(uint64_t seed, const RunReport& report) {
+  std::string text = "seed " + std::to_string(seed) + ": " + report.failure +
+                     "\nreproduce: build/dev/tests/sim/sim --seed " + std::to_string(seed) + " --log\n";
+  const size_t skip = report.log.size() - std::min(report.log.size(), kLogLinesMax);
+  text += report.log.front();
+  for (size_t i = std::max<size_t>(skip, 1); i < report.log.size(); ++i) text += report.log[i];
+  return text;
+}
+
+TEST(Simulation, SeedsHold) {
+  RunReport sum;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const RunReport report = RunSeed({.seed = seed});
+    ASSERT_TRUE(report.ok) << Explain(seed, report);
+    sum.faults += report.faults;
+    sum.deaths += report.deaths;
+    sum.hits_ram += report.hits_ram;
+    sum.hits_below += report.hits_below;
+    sum.saves_written += report.saves_written;
+  }
+  // An idle simulation is right about nothing.
+  EXPECT_GT(sum.faults, 50 * kSeeds);
+  EXPECT_GT(sum.deaths, kSeeds / 2);
+  EXPECT_GT(sum.hits_ram, 100 * kSeeds);
+  EXPECT_GT(sum.hits_below, 50 * kSeeds);
+  EXPECT_GT(sum.saves_written, 10 * kSeeds);
+}
+
+TEST(Simulation, TheSameSeedGivesTheSameLog) {
+  for (const uint64_t seed : {3, 5, 124}) {
+    const RunReport first = RunSeed({.seed = seed, .log_all = true});
+    const RunReport second = RunSeed({.seed = seed, .log_all = true});
+    EXPECT_EQ(first.digest, second.digest);
+    EXPECT_EQ(first.steps, second.steps);
+    EXPECT_TRUE(first.log == second.log);
+    EXPECT_GT(first.log.size(), 1000u);
+    EXPECT_NE(first.digest, RunSeed({.seed = seed + 1}).digest);
+  }
+}
+
+// --- Would it see it? A tier with a fault of the kind that nobody may have, in a run that is right without it.
+
+class Broken : public Tier {
+ public:
+  explicit Broken(std::unique_ptr<Tier> inner) : inner_(std::move(inner)) {}
+  const TierInfo& info() const override { return inner_->info(); }
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override { inner_->Contains(keys, present); }
+  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
+    inner_->Load(std::move(items), deadline, std::move(done));
+  }
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    inner_->Save(std::move(items), std::move(done));
+  }
+  void Erase(std::span<const Digest> keys) override { inner_->Erase(keys); }
+  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
+  TierStats stats() const override { return inner_->stats(); }
+  CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
+
+ protected:
+  const std::unique_ptr<Tier> inner_;
+};
+
+template <class T>
+std::string WhatIsFound() {
+  constexpr uint64_t kSeed = 1;
+  const RunReport report = RunSeed(
+      {.seed = kSeed, .break_tier = [](std::unique_ptr<Tier> tier) { return std::make_unique<T>(std::move(tier)); }});
+  EXPECT_FALSE(report.ok);
+  return report.failure;
+}
+
+class DeliversWrongBytes final : public Broken {
+ public:
+  using Broken::Broken;
+  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
+    const std::span<std::byte> into = items[0].into;
+    inner_->Load(std::move(items), deadline, std::make_shared<LoadBatch>(1, [into, done](size_t, const LoadResult& r) {
+                   if (r.outcome == Outcome::kHit) into[into.size() / 2] ^= std::byte{4};
+                   done->Settle(0, r);
+                 }));
+  }
+};
+TEST(SimulationSees, WrongBytes) {
+  EXPECT_THAT(WhatIsFound<DeliversWrongBytes>(), testing::HasSubstr("delivers wrong bytes"));
+}
+
+class ForgetsToSave final : public Broken {
+ public:
+  using Broken::Broken;
+  void Save(std::vector<SaveItem>, std::shared_ptr<SaveBatch> done) override {
+    done->Settle(0, {.outcome = Outcome::kHit});
+  }
+};
+TEST(SimulationSees, ASaveThatWasNone) {
+  EXPECT_THAT(WhatIsFound<ForgetsToSave>(), testing::HasSubstr("settles a save as hit that never had its name"));
+}
+
+class NeverAnswers final : public Broken {
+ public:
+  using Broken::Broken;
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    if (++saves_ != 5) inner_->Save(std::move(items), std::move(done));
+  }
+
+ private:
+  int saves_ = 0;
+};
+TEST(SimulationSees, AnItemThatIsNeverSettled) {
+  EXPECT_THAT(WhatIsFound<NeverAnswers>(), testing::HasSubstr("still has"));
+}
+
+// Says of everything that it is there, so children are written before their parents.
+class ClaimsEverything final : public Broken {
+ public:
+  using Broken::Broken;
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
+    inner_->Contains(keys, present);
+    if (keys.size() == 2) present[1] = 1;  // The write-behind's question for a chunk and its parent.
+  }
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    if (items[0].info.first_token == 0) return done->Settle(0, {.outcome = Outcome::kDeclined});
+    inner_->Save(std::move(items), std::move(done));
+  }
+};
+TEST(SimulationSees, AChildBeforeItsParent) {
+  EXPECT_THAT(WhatIsFound<ClaimsEverything>(), testing::HasSubstr("before its parent"));
+}
+
+class ErasesOthersFrames final : public Broken {
+ public:
+  using Broken::Broken;
+  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
+    const Digest key = items[0].info.key;
+    inner_->Save(std::move(items), std::make_shared<SaveBatch>(1, [this, key, done](size_t, const SaveResult& r) {
+                   done->Settle(0, r);
+                   if (r.outcome == Outcome::kHit && ++saves_ == 3) inner_->Erase(std::span(&key, 1));
+                 }));
+  }
+
+ private:
+  int saves_ = 0;
+};
+TEST(SimulationSees, ARightFrameTakenAway) {
+  EXPECT_THAT(WhatIsFound<ErasesOthersFrames>(), testing::HasSubstr("removes a right frame that nobody erased"));
+}
+
+class BlocksItsCaller final : public Broken {
+ public:
+  using Broken::Broken;
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
+    if (++calls_ == 50) (void)inner_->Scan("", 1);
+    inner_->Contains(keys, present);
+  }
+
+ private:
+  int calls_ = 0;
+};
+TEST(SimulationSees, ACallThatBlocks) {
+  EXPECT_THAT(WhatIsFound<BlocksItsCaller>(), testing::HasSubstr("blocked its caller"));
+}
+
+}  // namespace
+}  // namespace terrace::sim

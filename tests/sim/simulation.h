@@ -1,0 +1,37 @@
+// One run: some nodes, each a store of its own over one simulated share, chaos for a while, then peace and the proof
+// that everything came right. Everything follows from the seed. README.md is the guide.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "terrace/tier.h"
+
+namespace terrace::sim {
+
+struct RunOptions {
+  uint64_t seed = 1;
+  uint64_t steps_max = 20'000'000;  // Of the scheduler; beyond, the run hangs.
+  bool log_all = false;             // Every step, not only faults and events.
+  // Puts a fault that nobody may have into a tier, to see that it is seen.
+  std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier;
+};
+
+struct RunReport {
+  bool ok = false;
+  std::string failure;           // The first contradiction, with !ok.
+  std::vector<std::string> log;  // Lines with a newline.
+  uint64_t digest = 0;           // Of every step.
+  uint64_t steps = 0;
+  uint64_t faults = 0;
+  double virtual_seconds = 0;
+  // What the run had to do with, so that nobody mistakes an idle simulation for a right one.
+  uint64_t chunks_asked = 0, hits_ram = 0, hits_below = 0, saves_written = 0, lives = 0, deaths = 0;
+};
+
+RunReport RunSeed(const RunOptions& options);
+
+}  // namespace terrace::sim
