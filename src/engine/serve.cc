@@ -32,6 +32,7 @@
 #include "io/file_io.h"
 #include "terrace/store.h"
 #include "terrace/version.h"
+#include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/guard_tier.h"
 #include "tier/shared_fs_tier.h"
@@ -87,6 +88,11 @@ config::Schema ServeSchema() {
            .type = Type::kText,
            .help = "directory on shared storage for cached KV",
            .metavar = "DIR"},
+          {.name = "disk",
+           .type = Type::kText,
+           .help = "directory on a local disk for cached KV, for this instance alone",
+           .metavar = "DIR"},
+          {.name = "disk-size", .type = Type::kBytes, .help = "cap of --disk", .metavar = "BYTES"},
           {.name = "chunk",
            .type = Type::kInt,
            .default_value = "256",
@@ -218,6 +224,7 @@ struct ServeOptions {
   std::string served_name;
   engine::EngineOptions engine;
   StoreOptions store;
+  DiskTierOptions disk;    // directory "": none.
   SharedFsOptions shared;  // directory "": none.
   FaultSpec fault;
   bool has_fault = false;
@@ -279,6 +286,12 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.engine.threads = *threads;
   }
 
+  options.disk.directory = values.Text("disk");
+  if (!options.disk.directory.empty()) {
+    if (!values.IsSet("disk-size")) return Fail(Code::kInvalid, "--disk needs --disk-size, its cap: 20GiB, say");
+    options.disk.bytes_max = values.Bytes("disk-size");
+  }
+
   options.has_fault = values.IsSet("fault");
   if (options.has_fault) {
     Result<FaultSpec> fault = FaultSpec::Parse(values.Text("fault"));
@@ -315,6 +328,15 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
 Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
                                                      Executor& timers) {
   std::vector<std::unique_ptr<Tier>> tiers;
+  const auto guard = [&](std::unique_ptr<Tier> tier) {
+    tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
+  };
+  if (!options.disk.directory.empty()) {
+    Result<std::unique_ptr<Tier>> disk =
+        OpenDiskTier(options.disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
+    if (!disk) return Fail(disk.error(), "--disk");
+    guard(*std::move(disk));
+  }
   if (options.shared.directory.empty()) return tiers;
   Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
   if (!shared) {
@@ -324,7 +346,7 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
   }
   std::unique_ptr<Tier> tier = std::move(*shared);
   if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
-  tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
+  guard(std::move(tier));
   return tiers;
 }
 
@@ -356,6 +378,7 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
                             {"engine_kv_tokens", options.engine.engine_kv_tokens},
                             {"threads", options.engine.threads},
                             {"ram", options.store.ram_bytes_max},
+                            {"disk", options.disk.directory},
                             {"shared", options.shared.directory},
                             {"strict", options.engine.strict}});
   if (!thread.not_cacheable().empty()) log::Warn("not_cacheable", {{"why", thread.not_cacheable()}});

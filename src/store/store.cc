@@ -89,6 +89,9 @@ class StoreImpl final : public Store {
   // giving up its own head. Drops those of `heads` that a lower tier holds, from the first on, until a chunk fits.
   // Returns how many it went over.
   size_t MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads);
+  // Writes a chunk that was served to the lower tiers that lack it: one above the tier it came from, or one that lost
+  // it (it was away, it was emptied).
+  void OfferAgain(const Digest& key);
   uint64_t window_bytes() const { return window_bytes_; }
   void CountItem(const LoadJob::Item& item);
 
@@ -106,7 +109,6 @@ class StoreImpl final : public Store {
               TimePoint begun);
   void Finish(const Staging& staging, LoadJob::Item item);
   void OfferBelow(Lower& lower, RamLease lease);
-  void OfferAgain(const Digest& key);
   Reason WhyUnknown() const;
   void Scrub();
 
@@ -161,6 +163,8 @@ class JobImpl final : public LoadJob {
       std::lock_guard lock(mutex_);
       flights_[i] = nullptr;  // The caller's lease is what pins it from here on.
     }
+    // In order, so that parents come first.
+    if (item->outcome == Outcome::kHit) store_.OfferAgain(keys_[i]);
     return Counted(*std::move(item));
   }
 
@@ -316,7 +320,6 @@ std::optional<LoadJob::Item> StoreImpl::FromRam(const Digest& space, const Diges
 FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline) {
   auto flight = std::make_shared<Flight>();
   if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
-    if (item->outcome == Outcome::kHit) OfferAgain(key);
     flight->Land(*std::move(item));
     return flight;
   }
@@ -474,7 +477,6 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
   }
 }
 
-// A chunk that RAM serves and a lower tier lost (it was away, it was emptied) is written to it anew.
 void StoreImpl::OfferAgain(const Digest& key) {
   bool lost = false;
   for (const Lower& lower : lower_) {

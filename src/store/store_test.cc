@@ -196,6 +196,16 @@ TEST_F(StoreTest, AFailingTierIsPassedOverForTheNext) {
   ExpectHits(chain, 2);
 }
 
+TEST_F(StoreTest, AChunkFromTheSlowestTierIsKeptInTheFasterOneToo) {
+  Open(64 << 20, 2);
+  const Chain chain(1, 4);
+  PutBelow(chain, 1);
+  ExpectHits(chain, 2);
+  const TimePoint deadline = Soon();
+  while (lower[0]->size() < 4 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(lower[0]->size(), 4u);
+}
+
 TEST_F(StoreTest, AFailureBelowIsAMissWithItsReason) {
   Open();
   const Chain chain(1, 1);
