@@ -174,7 +174,7 @@ struct Failure {
 };
 
 Failure Describe(const Attempt& attempt, const Backend& backend, size_t attempts) {
-  const std::string who = backend.authority();
+  const std::string& who = backend.authority();
   const std::string tried = attempts > 1 ? " (the last of " + std::to_string(attempts) + " tried)" : "";
   switch (attempt.ended) {
     case Ended::kTimedOut: return {504, "upstream_timeout", "backend " + who + " did not answer in time" + tried};

@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/assert.h"
+
 namespace terrace::http {
 
 inline constexpr std::chrono::seconds kTestPatience{20};
@@ -210,8 +212,9 @@ class TestBackend {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address);
-    ::listen(listener_, 256);
+    const bool listens =
+        ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(listener_, 256) == 0;
+    TERRACE_ASSERT(listens);
     socklen_t size = sizeof address;
     ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
     port_ = ntohs(address.sin_port);

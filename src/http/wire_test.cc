@@ -90,8 +90,7 @@ const std::vector<std::string> kRequests = {
     "GET http://elsewhere:80/p?q HTTP/1.1\r\nHost: x\r\n\r\n",
     "POST /v1/x HTTP/1.1\r\nContent-Length: 11\r\nConnection: close\r\n\r\nhello world",
     "POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nok",
-    "POST / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n6;a=b;c=\"d\"\r\n world\r\n0\r\nX-Trailer: "
-    "y\r\n\r\n",
+    "POST / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n6;a;b=\"c\"\r\n world\r\n0\r\nT: y\r\n\r\n",
     "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "POST / HTTP/1.1\r\nFolded: a\r\n b\r\nContent-Length: 0\r\n\r\n",
     "GET / HTTP/1.1\r\nbad header\r\n\r\n",
@@ -103,8 +102,7 @@ const std::vector<std::string> kResponses = {
     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: t\r\n\r\n",
     "HTTP/1.1 200 Fine By Me\r\n\r\nuntil the end",
     "HTTP/1.0 404 Not Found\r\nContent-Type: application/json\r\n\r\n{}",
-    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: "
-    "2\r\n\r\nab",
+    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 H\r\nX: x\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nab",
     "HTTP/1.1 204 No Content\r\n\r\n",
     "HTTP/1.1 304 Not Modified\r\nContent-Length: 10\r\n\r\n",
     "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel",
@@ -146,7 +144,7 @@ TEST(Wire, ReadsRequests) {
   EXPECT_EQ(AsRequest(kRequests[2], Whole).text, "GET|/p|q|Host=x;||keep");
   EXPECT_EQ(AsRequest(kRequests[3], Whole).text, "POST|/v1/x||Content-Length=11;Connection=close;|hello world|close");
   EXPECT_THAT(AsRequest(kRequests[5], Whole).text, HasSubstr("|hello world|"));
-  EXPECT_THAT(AsRequest(kRequests[5], Whole).text, Not(HasSubstr("X-Trailer"))) << "a trailer is no header";
+  EXPECT_THAT(AsRequest(kRequests[5], Whole).text, Not(HasSubstr("T=y"))) << "a trailer is no header";
   EXPECT_EQ(AsRequest(kRequests[8], Whole).state, Wire::kBad);
   EXPECT_EQ(AsRequest(kRequests[10], Whole).state, Wire::kBad);
 }
