@@ -51,6 +51,16 @@ struct Flight {
 };
 using FlightPtr = std::shared_ptr<Flight>;
 
+// Who asks for a key of another space or size by mistake must neither get the bytes nor spoil the load of who is right.
+struct FlightName {
+  Digest key, space;
+  uint64_t payload_bytes = 0;
+  bool operator==(const FlightName&) const = default;
+};
+struct FlightNameHash {
+  size_t operator()(const FlightName& name) const noexcept { return DigestHash()(name.key); }
+};
+
 LoadJob::Item MissItem(Reason reason, uint8_t tier = kRam) {
   LoadJob::Item item;
   item.outcome = Outcome::kMiss;
@@ -123,10 +133,10 @@ class StoreImpl final : public Store {
   Counter& save_declined_;
 
   mutable std::mutex mutex_;
-  std::unordered_map<Digest, FlightPtr, DigestHash> flights_;  // Guarded by mutex_.
-  std::unordered_set<Digest, DigestHash> committing_;          // Guarded by mutex_. Being hashed.
-  std::condition_variable idle_;                               // committing_ shrank.
-  bool closed_ = false;                                        // Guarded by mutex_.
+  std::unordered_map<FlightName, FlightPtr, FlightNameHash> flights_;  // Guarded by mutex_.
+  std::unordered_set<Digest, DigestHash> committing_;                  // Guarded by mutex_. Being hashed.
+  std::condition_variable idle_;                                       // committing_ shrank.
+  bool closed_ = false;                                                // Guarded by mutex_.
 
   // One thread: chunks become visible, and reach the write-behind queues, in the order committed (parents first).
   std::unique_ptr<ThreadPool> own_thread_;  // Null if an executor was given.
@@ -329,7 +339,7 @@ FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payl
       flight->Land(MissItem(Reason::kUnavailable));
       return flight;
     }
-    const auto [it, begun] = flights_.try_emplace(key, flight);
+    const auto [it, begun] = flights_.try_emplace({key, space, payload_bytes}, flight);
     if (!begun) return it->second;
   }
   Staging staging{space, key, payload_bytes, deadline, flight};
@@ -393,7 +403,7 @@ void StoreImpl::Landed(size_t lower, const Staging& staging, const std::shared_p
 void StoreImpl::Finish(const Staging& staging, LoadJob::Item item) {
   {
     std::lock_guard lock(mutex_);
-    flights_.erase(staging.key);
+    flights_.erase({staging.key, staging.space, staging.payload_bytes});
   }
   staging.flight->Land(std::move(item));
 }

@@ -255,6 +255,21 @@ TEST_F(StoreTest, AnotherSpaceNeverGetsTheBytes) {
   EXPECT_EQ(store->Load(chain.space, chain.keys, kChunkBytes - 1, Soon())->Wait(0, Soon()).reason, Reason::kForeign);
 }
 
+TEST_F(StoreTest, AnotherSpaceSharesNoLoadUnderWay) {
+  Open();
+  const Chain chain(1, 1);
+  PutBelow(chain);
+  const Digest other = Named(9, 0xffff);
+  lower[0]->Hold();
+  const auto wrong_first = store->Load(other, chain.keys, kChunkBytes, Soon());
+  const auto right = store->Load(chain.space, chain.keys, kChunkBytes, Soon());
+  const auto wrong = store->Load(other, chain.keys, kChunkBytes, Soon());
+  const auto shorter = store->Load(chain.space, chain.keys, kChunkBytes - 1, Soon());
+  lower[0]->Release();
+  EXPECT_EQ(right->Wait(0, Soon()).outcome, Outcome::kHit);
+  for (const auto& job : {wrong_first, wrong, shorter}) EXPECT_EQ(job->Wait(0, Soon()).reason, Reason::kForeign);
+}
+
 TEST_F(StoreTest, APrefixLargerThanRamIsStagedWhileItsHeadIsConsumed) {
   Open(1 << 20);  // Ten chunks or less.
   const Chain chain(1, 40);
