@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <sstream>
 
@@ -236,13 +237,16 @@ Result<ContextPtr> Model::NewContext(const ContextOptions& options) const {
 }
 
 std::vector<int32_t> Model::Tokenize(std::string_view text) const {
-  // A token has at least one byte of text, but for those added at the ends.
+  // A token mostly has at least one byte of text; if that is not enough llama.cpp says how many there are.
   std::vector<int32_t> tokens(text.size() + 8);
-  const int32_t count =
-      llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                     static_cast<int32_t>(tokens.size()), /*add_special=*/true, /*parse_special=*/true);
-  tokens.resize(static_cast<size_t>(std::max(count, 0)));
-  return tokens;
+  for (;;) {
+    const int32_t count =
+        llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                       static_cast<int32_t>(tokens.size()), /*add_special=*/true, /*parse_special=*/true);
+    const bool fits = count >= 0 || count == std::numeric_limits<int32_t>::min();
+    tokens.resize(static_cast<size_t>(fits ? std::max(count, 0) : -count));
+    if (fits) return tokens;
+  }
 }
 
 std::string Model::Piece(int32_t token) const {

@@ -175,6 +175,11 @@ ModelThread::ModelThread(const EngineOptions& options, const ContextOptions& con
     const std::lock_guard lock(mutex_);
     return static_cast<double>(queue_.size());
   });
+  metrics.AddGaugeCallback("terrace_requests_in_flight", "Requests that wait for the model thread or are computed.", {},
+                           [this] {
+                             const std::lock_guard lock(mutex_);
+                             return static_cast<double>(queue_.size() + (busy_ ? 1 : 0));
+                           });
   metrics.AddGaugeCallback("terrace_engine_resident_chunks", "Chunks kept in engine memory.", {},
                            [this] { return static_cast<double>(resident_.chunks()); });
 }

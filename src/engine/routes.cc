@@ -170,7 +170,13 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
       return Refusal(400, model_.no_chat_reason() + "; use /v1/completions", "chat_not_supported");
     }
     std::vector<ChatMessage> messages;
-    for (const auto& message : request.messages) messages.push_back({message.role, message.content});
+    for (const auto& message : request.messages) {
+      // llama.cpp's templates take C strings: what follows a zero would silently be left out.
+      if (message.content.find('\0') != std::string::npos) {
+        return openai::ApiError{.message = "'messages' must not have zero characters", .param = "messages"};
+      }
+      messages.push_back({message.role, message.content});
+    }
     generation->tokens = model_.Tokenize(model_.ApplyChatTemplate(messages));
   } else if (!request.prompt_tokens.empty()) {
     generation->tokens = request.prompt_tokens;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -411,7 +412,11 @@ int Serve(const config::Values& values, ServeOptions options) {
       **model, **thread, **store, weights, metrics);
   auto server =
       http::Server::Start(options.http, [&routes](http::Request request, std::shared_ptr<http::Responder> responder) {
-        routes.Handle(std::move(request), std::move(responder));
+        try {
+          routes.Handle(std::move(request), std::move(responder));
+        } catch (const std::exception& e) {  // llama.cpp's tokenizers may throw; unanswered requests get a 500.
+          log::Error("request_failed", {{"why", e.what()}});
+        }
       });
   if (!server) return Refuse(server.error().what);
   LogReady(options, **model, **thread, *weights, (*server)->port());
