@@ -1,0 +1,15 @@
+"""Would catch: flags that the reference page lacks or describes otherwise than the program does."""
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("TERRACE_BIN", str(ROOT / "build/release/src/cli/terrace"))
+
+
+def test_the_reference_page_prints_what_the_program_says():
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    for verb in ([], ["serve"], ["router"]):
+        said = subprocess.run([PROGRAM, *verb, "--help"], capture_output=True, text=True, check=True).stdout
+        assert f"```\n{said}```\n" in page, f"terrace {' '.join(verb)} --help: copy it into docs/reference/cli.md"
