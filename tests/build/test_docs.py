@@ -1,27 +1,46 @@
-"""Would catch: an event that operators can't look up, or one that the documents describe and no code writes."""
+"""Would catch: an event, metric or flag that operators can't look up, or that is described and no code has."""
 
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CALL = re.compile(r"\blog::(?:Debug|Info|Warn|Error)\(\s*([^,)\s]+)")
+TERRACE = ROOT / "build/release/src/cli/terrace"
+EVENT = re.compile(r"\blog::(?:Debug|Info|Warn|Error)\(\s*([^,)\s]+)")
+METRIC = re.compile(r'"(terrace_[a-z0-9_]+)"')
 
 
-def events_in_code():
-    names = {}
-    for path in (ROOT / "src").rglob("*.cc"):
-        if path.stem.endswith("_test"):
-            continue
-        for argument in CALL.findall(path.read_text()):
-            assert re.fullmatch(
-                r'"[a-z][a-z0-9_]+"', argument
-            ), f"{path}: {argument}: an event is a literal, snake_case"
-            names[argument.strip('"')] = path
-    return names
+def sources():
+    return [path for path in (ROOT / "src").rglob("*.cc") if not path.stem.endswith("_test")]
+
+
+def listed_in(document):
+    names = re.findall(r"^\| `([a-z0-9_]+)` \|", (ROOT / "docs/reference" / document).read_text(), re.MULTILINE)
+    assert names == sorted(set(names)), "the list is in alphabetical order, each name once"
+    return set(names)
 
 
 def test_every_event_is_in_the_reference_and_the_other_way_round():
-    listed = re.findall(r"^\| `([a-z0-9_]+)` \|", (ROOT / "docs/reference/events.md").read_text(), re.MULTILINE)
-    assert len(listed) == len(set(listed)), "an event is listed twice"
-    assert listed == sorted(listed), "the list is in alphabetical order"
-    assert set(listed) == set(events_in_code())
+    used = set()
+    for path in sources():
+        for argument in EVENT.findall(path.read_text()):
+            assert re.fullmatch(
+                r'"[a-z][a-z0-9_]+"', argument
+            ), f"{path}: {argument}: an event is a literal, snake_case"
+            used.add(argument.strip('"'))
+    assert used == listed_in("events.md")
+
+
+def test_every_metric_is_in_the_reference_and_the_other_way_round():
+    used = {name for path in sources() for name in METRIC.findall(path.read_text())}
+    assert used == listed_in("metrics.md")
+
+
+def test_the_reference_of_the_command_line_is_what_help_says():
+    document = (ROOT / "docs/reference/cli.md").read_text()
+    sections = dict(re.findall(r"^## terrace([^\n]*)\n\n```\n(.*?)```", document, re.MULTILINE | re.DOTALL))
+    overview = subprocess.run([TERRACE, "--help"], capture_output=True, text=True, check=True).stdout
+    verbs = re.findall(r"^  (\w+) ", overview, re.MULTILINE)
+    assert list(sections) == ["", *(f" {verb}" for verb in verbs)]
+    for verb, text in sections.items():
+        assert text == subprocess.run([TERRACE, *verb.split(), "--help"], capture_output=True, text=True).stdout
