@@ -122,7 +122,6 @@ class StoreImpl final : public Store {
   Reason WhyUnknown() const;
   void Scrub();
 
-  Metrics& metrics_;
   const std::unique_ptr<RamTier> ram_;
   std::vector<Lower> lower_;
   std::vector<std::string> names_;
@@ -207,14 +206,13 @@ class JobImpl final : public LoadJob {
 
 StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
                      std::vector<std::unique_ptr<Tier>> tiers, Metrics& metrics)
-    : metrics_(metrics),
-      ram_(std::move(ram)),
+    : ram_(std::move(ram)),
       window_bytes_(ram_->stats().bytes_max / 2),
       save_declined_(
           metrics.GetCounter("terrace_saves_declined_total", "Chunks that found no room in RAM to be saved from.")),
       own_thread_(options.executor ? nullptr : std::make_unique<ThreadPool>("terrace-store", 1)),
       background_(options.executor ? *options.executor : *own_thread_) {
-  names_.push_back("ram");
+  names_.emplace_back("ram");
   for (auto& tier : tiers) {
     Lower lower;
     names_.push_back(tier->info().name);

@@ -78,11 +78,13 @@ void DiskSaves::Add(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done
                                                            std::to_string(item.info.payload_bytes)}});
       continue;
     }
+    if (FrameBytes(item.info.payload_bytes) > deps_.index.bytes_max()) {
+      settled.emplace_back(i, Declined(Reason::kFull));
+      continue;
+    }
     std::lock_guard lock(mutex_);
     if (stopped_) {
       settled.emplace_back(i, Declined(Reason::kUnavailable));
-    } else if (FrameBytes(item.info.payload_bytes) > deps_.index.bytes_max()) {
-      settled.emplace_back(i, Declined(Reason::kFull));
     } else if (const auto it = saving_.find(key); it != saving_.end()) {
       it->second->waiters.push_back({done, i});
     } else if (deps_.index.Contains(key)) {
