@@ -176,7 +176,7 @@ Result<std::string> SharedFsDir::MakeVolumeId() {
 }
 
 Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write) {
-  const std::string path = NewTempPath();
+  std::string path = NewTempPath();
   auto file = io_.Open(path, OpenMode::kCreateNew, options_.file_permissions);
   if (!file) return tl::unexpected(file.error());
   Result<void> done = write(**file);
