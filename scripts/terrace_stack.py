@@ -314,7 +314,7 @@ class Server:
     def wait_caching(self, model: str, timeout_s: float = 120) -> Server:
         """Until it knows its weights' digest and has read its tiers' indexes: before that every lookup is a miss."""
         self.wait_healthy(timeout_s)
-        body = {"model": model, "prompt": "ready? " * 2 * CHUNK}  # More than a chunk.
+        body = {"model": model, "prompt": "ready? " * (CHUNK // 2)}  # More than a chunk, less than any context.
         wait_until(
             f"{self.name} to know its weights' digest and its tiers' frames",
             lambda: self.lookup(body)["miss_reason"] not in ("weights_pending", "index_loading"),
