@@ -5,9 +5,11 @@
 #include <charconv>
 #include <cstdio>
 #include <future>
+#include <memory>
 #include <string_view>
 
 #include "tier/disk_index.h"
+#include "tier/disk_pieces.h"
 
 namespace terrace {
 namespace {
@@ -74,17 +76,31 @@ bool DiskDir::DirectIo() const {
   return file && (*file)->direct();
 }
 
+Result<size_t> DiskDir::Do(DiskOp op) {
+  auto done = std::make_shared<std::promise<Result<size_t>>>();
+  op.done = [done](Result<size_t> result) { done->set_value(std::move(result)); };
+  std::vector<DiskOp> ops;
+  ops.push_back(std::move(op));
+  io_.Submit(std::move(ops));
+  return done->get_future().get();
+}
+
 Result<void> DiskDir::Sync(const std::string& directory) {
   auto file = io_.Open(directory, {.mode = DiskIo::OpenOptions::Mode::kDirectory});
   if (!file) return tl::unexpected(file.error());
-  auto done = std::make_shared<std::promise<Result<size_t>>>();
-  std::vector<DiskOp> ops(1);
-  ops[0].kind = DiskOp::Kind::kSync;
-  ops[0].file = *file;
-  ops[0].done = [done](Result<size_t> result) { done->set_value(std::move(result)); };
-  io_.Submit(std::move(ops));
-  const Result<size_t> synced = done->get_future().get();
+  const Result<size_t> synced = Do({.kind = DiskOp::Kind::kSync, .file = *file});
   if (!synced) return tl::unexpected(synced.error());
+  return {};
+}
+
+Result<void> DiskDir::Probe() {
+  auto file = io_.Open(Path(std::string(kFormatName)), {.direct = true});
+  if (!file) return tl::unexpected(file.error());
+  const auto block = std::make_unique<DiskScratch>();
+  DiskOp op{.kind = DiskOp::Kind::kRead, .file = *file};
+  op.parts[0] = block->header;
+  const Result<size_t> read = Do(std::move(op));
+  if (!read) return tl::unexpected(read.error());
   return {};
 }
 

@@ -34,6 +34,8 @@ class DiskDir {
   Result<void> MakeLayout();
   // Does its file system read and write past the page cache? After Join.
   bool DirectIo() const;
+  // Asks the disk, not the page cache, whether it answers.
+  Result<void> Probe();
 
   const std::string& root() const { return options_.root; }
   std::string FanOutPath(size_t fan_out) const;
@@ -58,6 +60,7 @@ class DiskDir {
   Result<bool> ReadFormat();  // False: there is none.
   Result<void> WriteFormat();
   Result<void> Sync(const std::string& directory);
+  Result<size_t> Do(DiskOp op);  // Waits.
 
   const Options options_;
   FileIo& files_;

@@ -150,6 +150,8 @@ Result<ScanPage> DiskTier::Scan(const std::string& cursor, size_t limit) {
     if (!after) return Fail(Code::kInvalid, "disk: scan: \"" + cursor + "\" is no cursor of this tier");
   }
   if (limit == 0) return Fail(Code::kInvalid, "disk: scan with limit 0");
+  // The answer is in memory, but whoever scans also wants to know whether the disk is there.
+  if (Result<void> answers = dir_.Probe(); !answers) return Fail(answers.error(), "disk: scan");
   ScanPage page{.frames = index_.After(after, limit)};
   if (page.frames.size() == limit) page.next = page.frames.back().key.Hex();
   return page;
