@@ -60,7 +60,7 @@ bool Eventually(const Condition& condition) {
   const TimePoint deadline = Soon();
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(milliseconds(1));
+    std::this_thread::yield();
   }
   return true;
 }
@@ -928,13 +928,13 @@ TestFrame LoopFrame(uint64_t n) {
 // Saves frames for ever, eight at a time, and writes the number of each to stdout once it has settled.
 TEST(DiskTierChild, SavesUntilKilled) {
   const char* directory = std::getenv(kChildDirectory);
-  if (!directory) GTEST_SKIP() << "a part of other tests";
+  if (!directory) return;  // Not a child: the tests below start it.
   const auto files = RealFileIo();
   const SystemClock clock;
   Metrics metrics;
   auto tier = OpenDiskTier({.directory = directory,
                             .bytes_max = kPlenty,
-                            .io = {.kind = static_cast<DiskIoKind>(std::atoi(std::getenv(kChildKind)))}},
+                            .io = {.kind = static_cast<DiskIoKind>(std::strtol(std::getenv(kChildKind), nullptr, 10))}},
                            {.files = *files, .clock = clock, .metrics = metrics})
                   .value();
   std::deque<std::pair<uint64_t, std::shared_ptr<SaveBatch>>> saves;
