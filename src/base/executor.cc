@@ -16,33 +16,32 @@ ThreadPool::ThreadPool(std::string name, size_t threads) {
 
 ThreadPool::~ThreadPool() { Stop(); }
 
+// Wakes under the lock: once it is released, the task may run and whoever waits for it may destroy the pool.
 bool ThreadPool::Post(Task task) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_) return false;
-    queue_.push_back(std::move(task));
-  }
+  std::lock_guard lock(mutex_);
+  if (stopping_) return false;
+  queue_.push_back(std::move(task));
   wake_.notify_one();
   return true;
 }
 
 bool ThreadPool::PostAfter(std::chrono::milliseconds delay, Task task) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_) return false;
-    delayed_.emplace(std::chrono::steady_clock::now() + delay, std::move(task));
-  }
+  std::lock_guard lock(mutex_);
+  if (stopping_) return false;
+  delayed_.emplace(std::chrono::steady_clock::now() + delay, std::move(task));
   wake_.notify_one();
   return true;
 }
 
 void ThreadPool::Stop() {
+  std::multimap<TimePoint, Task> dropped;  // Their captures die outside the lock.
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    delayed_.clear();
+    dropped.swap(delayed_);
+    wake_.notify_all();
   }
-  wake_.notify_all();
+  dropped.clear();
   for (std::thread& t : threads_) {
     if (t.joinable()) t.join();
   }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <thread>
 #include <vector>
 
 namespace terrace {
@@ -77,6 +78,30 @@ TEST(ThreadPool, StopRunsWhatIsQueuedDropsWhatIsDelayedAndRefusesTheRest) {
   EXPECT_FALSE(pool.Post([] { FAIL(); }));
   EXPECT_FALSE(pool.PostAfter(milliseconds(0), [] { FAIL(); }));
   pool.Stop();  // Idempotent.
+}
+
+// Under the thread sanitizer: a Post that still wakes a thread when its task has long run.
+TEST(ThreadPool, MayGoOnceItsTasksHaveRun) {
+  for (int i = 0; i < 200; ++i) {
+    auto pool = std::make_unique<ThreadPool>("test", 1);
+    std::promise<void> ran;
+    std::thread poster([executor = pool.get(), &ran] { executor->Post([&] { ran.set_value(); }); });
+    ran.get_future().wait();
+    pool.reset();
+    poster.join();
+  }
+}
+
+TEST(ThreadPool, ADroppedTaskMayPostWhenItDies) {
+  ThreadPool pool("test", 1);
+  struct PostsWhenItDies {
+    ThreadPool& pool;
+    ~PostsWhenItDies() {
+      pool.Post([] {});
+    }
+  };
+  pool.PostAfter(std::chrono::hours(1), [held = std::make_shared<PostsWhenItDies>(pool)] {});
+  pool.Stop();  // Would wait for its own lock.
 }
 
 TEST(ThreadPool, ATaskMayPostAnother) {
