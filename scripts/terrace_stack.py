@@ -322,7 +322,7 @@ class Server:
         )
         return self
 
-    def stop(self, timeout_s: float = 20) -> int:
+    def stop(self, timeout_s: float = 40) -> int:
         """Asks it to end, waits, kills it if it does not. Its exit code."""
         self.process.terminate()
         try:
