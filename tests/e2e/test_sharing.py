@@ -3,7 +3,10 @@ other salt), whose answer differs because of the cache, or whose usage numbers a
 served damaged after kill -9.
 """
 
+import os
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,20 +143,38 @@ def test_one_name_over_two_weight_files_never_shares(launcher: Launcher, model_q
         server.stop()
 
 
-@pytest.mark.parametrize("frames_before", [1, 5])
-def test_kill_during_writes_loses_no_committed_frame(launcher: Launcher, tmp_path: Path, frames_before: int):
+def wait_for_a_temporary(shared: Path) -> None:
+    """Returns while a frame is being written, as a rule: a write takes some ms, so it asks without a pause."""
+    wait_until("two frames on the shared tier", lambda: len(frames_of(shared)) >= 2, 60)
+    deadline = time.monotonic() + 20
+    while not os.listdir(shared / "tmp") and time.monotonic() < deadline:
+        pass
+
+
+def wait_for_five_frames(shared: Path) -> None:
+    wait_until("five frames on the shared tier", lambda: len(frames_of(shared)) >= 5, 60)
+
+
+@pytest.mark.parametrize(
+    ("moment", "fault"),
+    [(wait_for_a_temporary, []), (wait_for_five_frames, ["--fault", "save.delay=100ms"])],
+    ids=["while_one_is_written", "while_some_wait"],
+)
+def test_kill_during_writes_loses_no_committed_frame(
+    launcher: Launcher, tmp_path: Path, moment: Callable[[Path], None], fault: list[str]
+):
     shared = tmp_path / "shared"
     shared.mkdir()
-    chunk = 64  # Many frames of a short prompt; the delay keeps writes in flight when the kill comes.
-    body = prompt(document(f"kill-{frames_before}"), 4)
-    victim = launcher.serve("--shared", shared, "--chunk", str(chunk), "--fault", "save.delay=100ms")
+    chunk = 64  # Many frames of a short prompt.
+    body = prompt(document(moment.__name__), 4)
+    victim = launcher.serve("--shared", shared, "--chunk", str(chunk), *fault)
     with ThreadPoolExecutor() as asking:
         answer = asking.submit(victim.stream, body, COMPLETIONS)
-        wait_until(f"{frames_before} frames on the shared tier", lambda: len(frames_of(shared)) >= frames_before, 60)
+        moment(shared)
         victim.kill()
         answer.exception()  # Whether it had ended by then does not matter.
     committed = len(frames_of(shared))
-    assert committed >= frames_before
+    assert committed >= 2
 
     heir = launcher.serve("--shared", shared, "--chunk", str(chunk))
     assert heir.lookup(body)["cached_by_tier"]["shared_fs"] == chunk * committed
