@@ -426,7 +426,12 @@ Result<std::vector<size_t>> SharedFsDir::ListFanOut() {
 }
 
 Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out) {
-  const auto names = io_.List(FanOutPath(fan_out));
+  auto names = io_.List(FanOutPath(fan_out));
+  if (!names && names.error().os_error == ENOENT) {
+    // An NFS client remembers for a while that a directory was not there, too. A listing of the one above cures it.
+    const auto there = ListFanOut();
+    if (there && std::binary_search(there->begin(), there->end(), fan_out)) names = io_.List(FanOutPath(fan_out));
+  }
   if (!names) return tl::unexpected(names.error());
   std::vector<Digest> found;
   for (const std::string_view name : *names) {

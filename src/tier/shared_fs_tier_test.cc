@@ -546,6 +546,20 @@ TEST_F(SharedFsTier, ARememberedAbsenceIsCuredByTheListing) {
   node->ExpectHit(frame);
 }
 
+TEST_F(SharedFsTier, ARememberedAbsenceOfADirectoryIsCuredByListingTheOneAbove) {
+  auto node = Open();
+  const TestFrame frame = MakeFrame(1);
+  node->MustSave(frame);
+  bool cured = false;
+  const std::string directory = "/frames/" + frame.info.key.Hex().substr(0, 3);
+  io_.SetRule([&](const Io::Call& call) -> Verdict {
+    if (call.op == Io::kList && call.path.ends_with("/frames")) cured = true;
+    return {.os_error = call.path.find(directory) != std::string::npos && !cured ? ENOENT : 0};
+  });
+  node->ExpectHit(frame);
+  EXPECT_TRUE(cured);
+}
+
 TEST_F(SharedFsTier, AStaleHandleIsTriedOnceMore) {
   auto node = Open();
   const TestFrame frame = MakeFrame(1);

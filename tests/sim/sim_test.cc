@@ -90,6 +90,9 @@ TEST(SimulationSeed, N258AWrongAskerSharesNoLoad) { Holds(258); }
 // RAM all one chain, its last chunk still held by the thread that had loaded it: full for a moment, not for good.
 TEST(SimulationSeed, N316FullForAMomentHeals) { Holds(316); }
 
+// The absence of a directory that a client remembered hid the frames in it, until the next scan.
+TEST(SimulationSeed, N444AnAbsentDirectoryIsLookedForAgain) { Holds(444); }
+
 // --- Would it see it? A tier with a fault of the kind that nobody may have, in a run that is right without it.
 
 class Broken : public Tier {
