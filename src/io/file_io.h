@@ -1,8 +1,10 @@
-// Files behind an interface, so that shared_fs and disk run on a simulated file system in tests. Calls are synchronous
-// and run on the tier's own executor threads. Every error carries errno (Error::os_error) and the path in its text.
+// Files behind an interface, so that shared_fs and disk run on faulty and simulated file systems in tests. Calls are
+// synchronous and run on the tier's own executor threads. A FileIo may be used from any thread; a File by one at a
+// time, but for ReadAt, which several may call at once.
 //
-// Real(): the operating system. A simulated twin (tests) loses unsynced bytes, tears writes, says ENOSPC late, goes
-// stale.
+// Every error carries errno (Error::os_error), and operation and path in its text: `open /mnt/kv/terrace.format: EIO`.
+// Its code is kFull for ENOSPC and EDQUOT, kDenied for EACCES, EPERM and EROFS, kTimeout for ETIMEDOUT, kIo for the
+// rest. Permissions are cut by the process's umask.
 #pragma once
 
 #include <cstddef>

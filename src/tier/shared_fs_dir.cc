@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdio>
 #include <random>
 #include <string_view>
@@ -59,6 +60,84 @@ SegmentHashes HashAt(std::span<const std::byte> payload, uint64_t segment_bytes)
 }
 
 FrameProof NotKnown(Error error) { return {.reason = Reason::kUnavailable, .error = std::move(error)}; }
+FrameProof Defect(Reason reason) { return {.reason = reason, .set_aside = true}; }
+
+// A payload on its way from its file to a buffer, by as many threads as take part. Who comes when nothing is left
+// touches neither.
+class PayloadRead {
+ public:
+  PayloadRead(std::unique_ptr<File> file, const Frame& frame, std::span<std::byte> into, std::function<bool()> stop)
+      : segments_(frame.segments),
+        segment_bytes_(frame.segment_bytes),
+        into_(into),
+        stop_(std::move(stop)),
+        file_(std::move(file)) {}
+
+  // Reads and verifies segments until none is left or one has failed.
+  void Work() {
+    Xxh3Stream hash;
+    std::unique_lock lock(mutex_);
+    while (next_ < segments_.size() && failure_.reason == Reason::kNone) {
+      const size_t segment = next_++;
+      ++active_;
+      lock.unlock();
+      FrameProof result = ReadSegment(segment, hash);
+      lock.lock();
+      if (result.reason != Reason::kNone && failure_.reason == Reason::kNone) failure_ = std::move(result);
+      --active_;
+    }
+    if (active_ == 0) idle_.notify_all();
+  }
+
+  // Works, then waits for those who are still at a segment. The first failure, or kNone.
+  FrameProof Finish() {
+    Work();
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return active_ == 0; });
+    if (failure_.reason == Reason::kNone) failure_ = CheckPadding();
+    next_ = segments_.size();
+    file_.reset();  // Not when the last who was asked to help has come.
+    return failure_;
+  }
+
+ private:
+  FrameProof ReadSegment(size_t segment, Xxh3Stream& hash) const {
+    if (stop_()) return {.reason = Reason::kCancelled, .error = Error{Code::kCancelled, "stopped"}};
+    const uint64_t begin = segment * segment_bytes_;
+    const uint64_t end = std::min<uint64_t>(begin + segment_bytes_, into_.size());
+    for (uint64_t at = begin; at < end; at += kReadBytes) {
+      const auto piece = into_.subspan(at, std::min<uint64_t>(kReadBytes, end - at));
+      const auto read = file_->ReadAt(kFrameHeaderBytes + at, piece);
+      if (!read) return NotKnown(read.error());
+      if (*read < piece.size()) return Defect(Reason::kTruncated);
+      hash.Update(piece);
+    }
+    return hash.Finish() == segments_[segment] ? FrameProof{} : Defect(Reason::kDamaged);
+  }
+
+  FrameProof CheckPadding() const {
+    std::array<std::byte, 4096> padding;
+    const auto tail = std::span(padding).first(PaddedBytes(into_.size()) - into_.size());
+    if (tail.empty()) return {};
+    const auto read = file_->ReadAt(kFrameHeaderBytes + into_.size(), tail);
+    if (!read) return NotKnown(read.error());
+    if (*read < tail.size()) return Defect(Reason::kTruncated);
+    const bool zero = std::all_of(tail.begin(), tail.end(), [](std::byte b) { return b == std::byte{0}; });
+    return zero ? FrameProof{} : Defect(Reason::kDamaged);
+  }
+
+  const SegmentHashes segments_;
+  const uint64_t segment_bytes_;
+  const std::span<std::byte> into_;
+  const std::function<bool()> stop_;
+  std::unique_ptr<File>
+      file_;  // Set until Finish ends; before that used without the lock by those who are at a segment.
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  size_t next_ = 0;     // Guarded by mutex_. The first segment that nobody has taken.
+  size_t active_ = 0;   // Guarded by mutex_. Threads at a segment.
+  FrameProof failure_;  // Guarded by mutex_. The first one.
+};
 
 }  // namespace
 
@@ -310,7 +389,7 @@ FrameProof SharedFsDir::Prove(const Digest& key) {
 }
 
 FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::span<std::byte> into,
-                                 const std::function<bool()>& stop) {
+                                 const std::function<bool()>& stop, const Help& help) {
   OpenFrame open = OpenAndProve(key);
   FrameProof& proof = open.proof;
   if (proof.reason != Reason::kNone) return proof;
@@ -320,49 +399,25 @@ FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::sp
     proof.reason = Reason::kForeign;
     return proof;
   }
-  const auto defect = [&](Reason reason) {
-    proof.reason = reason;
-    proof.set_aside = true;
-    return proof;
-  };
-  Xxh3Stream hash;
-  for (size_t i = 0; i < frame.segments.size(); ++i) {
-    if (stop()) return {.reason = Reason::kCancelled, .error = Error{Code::kCancelled, "stopped"}};
-    const uint64_t begin = i * frame.segment_bytes;
-    const uint64_t end = std::min<uint64_t>(begin + frame.segment_bytes, into.size());
-    for (uint64_t at = begin; at < end; at += kReadBytes) {
-      const auto piece = into.subspan(at, std::min<uint64_t>(kReadBytes, end - at));
-      const auto read = open.file->ReadAt(kFrameHeaderBytes + at, piece);
-      if (!read) return NotKnown(read.error());
-      if (*read < piece.size()) return defect(Reason::kTruncated);
-      hash.Update(piece);
-    }
-    if (hash.Finish() != frame.segments[i]) return defect(Reason::kDamaged);
-  }
-  std::array<std::byte, 4096> padding;
-  const auto tail = std::span(padding).first(PaddedBytes(into.size()) - into.size());
-  if (!tail.empty()) {
-    const auto read = open.file->ReadAt(kFrameHeaderBytes + into.size(), tail);
-    if (!read) return NotKnown(read.error());
-    if (*read < tail.size()) return defect(Reason::kTruncated);
-    if (std::any_of(tail.begin(), tail.end(), [](std::byte b) { return b != std::byte{0}; })) {
-      return defect(Reason::kDamaged);
-    }
-  }
-  return proof;
+  const auto payload = std::make_shared<PayloadRead>(std::move(open.file), frame, into, stop);
+  if (help && frame.segments.size() > 1) help(frame.segments.size(), [payload] { payload->Work(); });
+  FrameProof failure = payload->Finish();
+  if (failure.reason == Reason::kNone) return proof;
+  failure.stat = proof.stat;
+  return failure;
 }
 
 FrameProof SharedFsDir::Read(const Digest& key, const Digest& space, std::span<std::byte> into,
-                             const std::function<bool()>& stop) {
-  FrameProof proof = ReadOnce(key, space, into, stop);
-  if (proof.error && proof.error->os_error == ESTALE) proof = ReadOnce(key, space, into, stop);
+                             const std::function<bool()>& stop, const Help& help) {
+  FrameProof proof = ReadOnce(key, space, into, stop, help);
+  if (proof.error && proof.error->os_error == ESTALE) proof = ReadOnce(key, space, into, stop, help);
   if (proof.reason != Reason::kMissing) return proof;
   // An NFS client remembers that a name was not there for tens of seconds. A listing shows what is, and makes it look
   // again.
   const auto listed = ListFrames(FanOutOf(key));
   if (listed) {
     const bool there = std::binary_search(listed->begin(), listed->end(), key);
-    return there ? ReadOnce(key, space, into, stop) : proof;
+    return there ? ReadOnce(key, space, into, stop, help) : proof;
   }
   if (listed.error().os_error != ENOENT) return NotKnown(listed.error());
   // The directory is gone: with everything else (then nothing is known), or alone.

@@ -75,9 +75,13 @@ class SharedFsDir {
   // Opens the file under the key's name and checks its header against name and length. Payload and padding are not
   // read.
   FrameProof Prove(const Digest& key);
+  // Offered work: other threads may call `work` to take part, any number of them, at any time, also when all is done.
+  // `parts`: more threads than that have nothing to do.
+  using Help = std::function<void(size_t parts, const std::function<void()>& work)>;
   // Prove, then reads and verifies the payload. kForeign, without set_aside, for a right frame of another space or
-  // payload size.
-  FrameProof Read(const Digest& key, const Digest& space, std::span<std::byte> into, const std::function<bool()>& stop);
+  // payload size. `into` is not touched once it has returned. `help` may be null.
+  FrameProof Read(const Digest& key, const Digest& space, std::span<std::byte> into, const std::function<bool()>& stop,
+                  const Help& help);
 
   // Moves the file to quarantine/, or removes it if that is full, and counts it. False, and nothing done, if it is not
   // the file `seen` any more.
@@ -114,7 +118,7 @@ class SharedFsDir {
   Result<void> GiveName(const std::string& temp, const std::string& name);
   OpenFrame OpenAndProve(const Digest& key);
   FrameProof ReadOnce(const Digest& key, const Digest& space, std::span<std::byte> into,
-                      const std::function<bool()>& stop);
+                      const std::function<bool()>& stop, const Help& help);
   Result<void> RemoveOlder(const std::string& directory, std::string_view suffix, int64_t mtime_ns);
 
   const Options options_;

@@ -106,7 +106,7 @@ class SharedFsTier final : public Tier {
   std::atomic<bool> closing_{false};      // Relaxed: the job sets do the real closing.
   std::atomic<TimePoint::rep> stop_at_{
       TimePoint::max().time_since_epoch().count()};  // Relaxed: set by Close, asked between pieces.
-  std::atomic<size_t> loads_queued_{0};              // Relaxed: a bound, not a hand-over.
+  std::atomic<size_t> loads_in_flight_{0};           // Relaxed: a bound, not a hand-over.
   std::atomic<size_t> saves_queued_{0};
   std::atomic<uint64_t> abandoned_{0};  // Read after the job sets are closed.
 
@@ -193,19 +193,20 @@ void SharedFsTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::sh
   for (size_t i = 0; i < items.size(); ++i) {
     if (closing_.load(std::memory_order_relaxed)) {
       done->Settle(i, Miss(Reason::kUnavailable));
-    } else if (loads_queued_.fetch_add(1, std::memory_order_relaxed) >= options_.load_queue_items_max) {
-      loads_queued_.fetch_sub(1, std::memory_order_relaxed);
+    } else if (loads_in_flight_.fetch_add(1, std::memory_order_relaxed) >= options_.load_queue_items_max) {
+      loads_in_flight_.fetch_sub(1, std::memory_order_relaxed);
       done->Settle(i, Miss(Reason::kFull));
     } else {
       // A job an item: a batch begins in its order and spreads over the threads.
       loads_.Add({.run =
                       [this, i, deadline, done, item = std::move(items[i])] {
-                        loads_queued_.fetch_sub(1, std::memory_order_relaxed);
-                        done->Settle(i, LoadOne(item, deadline, *done));
+                        LoadResult result = LoadOne(item, deadline, *done);
+                        loads_in_flight_.fetch_sub(1, std::memory_order_relaxed);
+                        done->Settle(i, std::move(result));
                       },
                   .drop =
                       [this, i, done] {
-                        loads_queued_.fetch_sub(1, std::memory_order_relaxed);
+                        loads_in_flight_.fetch_sub(1, std::memory_order_relaxed);
                         abandoned_.fetch_add(1, std::memory_order_relaxed);
                         done->Settle(i, Miss(Reason::kCancelled));
                       }});
@@ -220,7 +221,14 @@ LoadResult SharedFsTier::LoadOne(const LoadItem& item, TimePoint deadline, const
   if (!index_.Contains(item.key)) {
     return Miss(index_ready_.load(std::memory_order_relaxed) ? Reason::kNotFound : Reason::kIndexLoading);
   }
-  FrameProof proof = dir_.Read(item.key, item.space, item.into, [this] { return MustStop(); });
+  FrameProof proof = dir_.Read(
+      item.key, item.space, item.into, [this] { return MustStop(); },
+      [this](size_t parts, const std::function<void()>& work) {
+        // Threads that have nothing else to do. If another load comes first, they find nothing left.
+        const size_t busy = loads_in_flight_.load(std::memory_order_relaxed);
+        const size_t idle = options_.load_threads - std::min(options_.load_threads, busy);
+        for (size_t i = 0; i < std::min(idle, parts - 1); ++i) loads_.Add({.run = work, .drop = [] {}});
+      });
   if (proof.set_aside) SetAside(item.key, proof);
   switch (proof.reason) {
     case Reason::kNone: {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -26,6 +27,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <random>
 #include <set>
 #include <thread>
@@ -1163,13 +1165,13 @@ TEST_F(SharedFsTier, QueuesAreBoundedAndCloseSettlesWhatWaits) {
 // ---- Threads and processes
 
 // A tier with threads of its own.
-std::unique_ptr<Tier> OpenThreaded(const std::string& directory) {
+std::unique_ptr<Tier> OpenThreaded(const std::string& directory, FileIo* files = nullptr) {
   static const std::unique_ptr<FileIo> io = RealFileIo();
   static SystemClock clock;
   static Metrics metrics;
   auto tier =
       OpenSharedFsTier({.directory = directory, .poll_interval = milliseconds(5), .flush_interval = milliseconds(2)},
-                       {.io = *io, .clock = clock, .metrics = metrics});
+                       {.io = files ? *files : *io, .clock = clock, .metrics = metrics});
   if (!tier) std::abort();
   return *std::move(tier);
 }
@@ -1245,6 +1247,46 @@ TEST_F(SharedFsTier, TwoTiersWithThreadsFindEachOthersFrames) {
     ASSERT_TRUE(Eventually([&] { return Contains(reader, frame); }));
     ASSERT_EQ(LoadNow(reader, frame, into).outcome, Outcome::kHit);
     EXPECT_TRUE(into == frame.payload);
+  }
+}
+
+TEST_F(SharedFsTier, IdleThreadsHelpToReadALargePayload) {
+  auto tier = OpenThreaded(dir_, &io_);
+  const TestFrame frame = MakeFrame(1, (6 << 20) + 17);
+  ASSERT_EQ(StartSave(*tier, frame)->Wait(0, Soon())->outcome, Outcome::kHit);
+  std::mutex mutex;
+  std::condition_variable came;
+  std::set<std::thread::id> readers;  // Guarded by mutex.
+  // Nobody gets on with the payload before a second thread reads it, too.
+  io_.SetRule([&](const Io::Call& call) -> Verdict {
+    if (call.op != Io::kRead || call.offset < 4096 || !call.path.ends_with(".kvf")) return {};
+    std::unique_lock lock(mutex);
+    readers.insert(std::this_thread::get_id());
+    came.notify_all();
+    came.wait_until(lock, Soon(), [&] { return readers.size() > 1; });
+    return {};
+  });
+  std::vector<std::byte> into;
+  EXPECT_EQ(LoadNow(*tier, frame, into).outcome, Outcome::kHit);
+  EXPECT_TRUE(into == frame.payload);
+  io_.SetRule(nullptr);
+  tier.reset();
+  EXPECT_GT(readers.size(), 1u);
+}
+
+TEST_F(SharedFsTier, DamageFoundBySeveralThreadsIsAMissAndTheBufferIsLeftAlone) {
+  auto tier = OpenThreaded(dir_);
+  const TestFrame frame = MakeFrame(1, (6 << 20) + 17);
+  for (size_t at = 0; at < frame.payload.size(); at += 999983) {
+    ASSERT_EQ(StartSave(*tier, frame)->Wait(0, Soon())->outcome, Outcome::kHit);
+    std::string bytes = ReadFile(Path(frame));
+    bytes[4096 + at] = static_cast<char>(bytes[4096 + at] ^ 1);
+    WriteFile(Path(frame), bytes);
+    auto into = std::make_unique<std::vector<std::byte>>();
+    const LoadResult result = LoadNow(*tier, frame, *into);
+    into.reset();  // Whoever still wrote there would be found by the sanitizers.
+    EXPECT_EQ(result.outcome, Outcome::kMiss);
+    EXPECT_EQ(result.reason, Reason::kDamaged) << at;
   }
 }
 
