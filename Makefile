@@ -32,7 +32,6 @@ test: setup  ## Everything: lint, unit, contract, fuzz, sanitizers, end to end
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test
 
 bench: build  ## WHAT=store|engine: measured beside the physical limit, into out/bench-WHAT.json
-	@$(ENV); cmake --build build/release --target "$(WHAT)_bench"
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/bench $(WHAT)
 
 format: setup  ## Formats C++ and Python in place
