@@ -1,6 +1,7 @@
 #include "base/hash.h"
 
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #define XXH_STATIC_LINKING_ONLY  // The state of a streaming hash by value.
 #include <xxh_x86dispatch.h>     // Picks SSE2, AVX2 or AVX-512 at run time; defines XXH3_* as the dispatching calls.
 
@@ -36,6 +37,14 @@ Digest Sha256Of(std::string_view bytes) {
   Sha256 hash;
   hash.Update(bytes);
   return hash.Finish();
+}
+
+Digest HmacSha256(std::string_view key, std::string_view message) {
+  Digest digest;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(message.data());
+  TERRACE_ASSERT(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes, message.size(),
+                      digest.bytes.data(), nullptr) != nullptr);
+  return digest;
 }
 
 uint64_t Xxh3_64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }

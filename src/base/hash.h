@@ -30,6 +30,7 @@ class Sha256 {
 };
 
 Digest Sha256Of(std::string_view bytes);
+Digest HmacSha256(std::string_view key, std::string_view message);
 
 uint64_t Xxh3_64(std::span<const std::byte> bytes);
 // The same of bytes that come in pieces. Once Finish has answered, the next Update begins anew.

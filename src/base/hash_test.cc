@@ -29,6 +29,14 @@ TEST(Hash, Sha256AgreesWithTheStandard) {
   EXPECT_TRUE(std::equal(abc.bytes.begin(), abc.bytes.end(), std::begin(expected)));
 }
 
+// RFC 4231, test case 2.
+TEST(Hash, HmacAgreesWithTheStandard) {
+  const Digest mac = HmacSha256("Jefe", "what do ya want for nothing?");
+  const uint8_t begin[] = {0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e};
+  EXPECT_TRUE(std::equal(std::begin(begin), std::end(begin), mac.bytes.begin()));
+  EXPECT_NE(HmacSha256("Jefe", ""), HmacSha256("", "Jefe"));
+}
+
 TEST(Hash, Sha256InPiecesIsSha256OfTheWhole) {
   Sha256 hash;
   hash.Update(std::string_view("a"));

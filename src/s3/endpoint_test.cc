@@ -1,0 +1,126 @@
+// What could go wrong: frames that go to another place than the operator wrote; a bucket that is asked for in a style
+// that its server or its certificate can't take; a key whose bytes change on the way into a URL.
+#include "s3/endpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <charconv>
+
+namespace terrace::s3 {
+namespace {
+
+Endpoint Parse(const EndpointOptions& options) {
+  const Result<Endpoint> endpoint = ParseEndpoint(options);
+  EXPECT_TRUE(endpoint) << options.endpoint << ": " << endpoint.error().what;
+  return endpoint.value_or(Endpoint{});
+}
+Endpoint Is(const char* scheme, const char* host, uint16_t port, const char* bucket, const char* prefix, Style style) {
+  return {scheme, host, port, bucket, prefix, style};
+}
+
+// D18.
+TEST(Endpoint, TheTableOfD18) {
+  EXPECT_EQ(Parse({.endpoint = "http://h:9000", .bucket = "b", .prefix = "p"}),
+            Is("http", "h", 9000, "b", "p", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "https://s3.example", .bucket = "b"}),
+            Is("https", "s3.example", 443, "b", "", Style::kVirtual));
+  EXPECT_EQ(Parse({.endpoint = "s3://b.s3.example"}), Is("https", "s3.example", 443, "b", "", Style::kVirtual));
+  EXPECT_EQ(Parse({.endpoint = "s3://b.s3.example", .disable_tls = true}),
+            Is("http", "s3.example", 80, "b", "", Style::kVirtual));
+  EXPECT_EQ(Parse({.endpoint = "s3://b.s3.example/"}), Is("https", "s3.example", 443, "b", "", Style::kVirtual));
+  EXPECT_EQ(Parse({.endpoint = "http://h:9000/", .bucket = "b", .prefix = "/p/"}),
+            Is("http", "h", 9000, "b", "p", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "http://[::1]:9000", .bucket = "b"}), Is("http", "::1", 9000, "b", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "https://s3.example", .bucket = "b.with.dots"}),
+            Is("https", "s3.example", 443, "b.with.dots", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "s3://b.s3.example:9000/p"}),
+            Is("https", "s3.example", 9000, "b", "p", Style::kVirtual));
+}
+
+TEST(Endpoint, AmazonsOwnNeedsNoEndpoint) {
+  const Endpoint amazon = Is("https", "s3.eu-west-1.amazonaws.com", 443, "b", "", Style::kVirtual);
+  EXPECT_EQ(Parse({.bucket = "b", .region = "eu-west-1"}), amazon);
+  EXPECT_EQ(Parse({.endpoint = "s3://b", .region = "eu-west-1"}), amazon);
+  EXPECT_EQ(Parse({.endpoint = "s3://b/p/q/", .prefix = "r"}).prefix, "p/q/r");
+}
+
+TEST(Endpoint, WhatIsWrittenWinsOverWhatIsGuessed) {
+  EXPECT_EQ(Parse({.endpoint = "https://s3.example", .bucket = "b", .addressing = Addressing::kPath}).style,
+            Style::kPath);
+  EXPECT_EQ(Parse({.endpoint = "http://s3.localhost:1", .bucket = "b", .addressing = Addressing::kVirtual}).style,
+            Style::kVirtual);
+  EXPECT_EQ(Parse({.endpoint = "s3://b.with.dots.s3.example", .bucket = "b.with.dots"}).host, "s3.example");
+  EXPECT_EQ(Parse({.endpoint = "h:9000", .bucket = "b", .disable_tls = true}),
+            Is("http", "h", 9000, "b", "", Style::kPath));
+}
+
+TEST(Endpoint, AddressesAndPlainNamesArePathStyle) {
+  for (const char* endpoint : {"https://10.0.0.1", "https://minio", "https://[fe80::1]:9000", "http://s3.example"}) {
+    EXPECT_EQ(Parse({.endpoint = endpoint, .bucket = "b"}).style, Style::kPath) << endpoint;
+  }
+}
+
+TEST(Endpoint, WhatIsNoEndpointIsRefusedWithARemedy) {
+  const EndpointOptions bad[] = {
+      {.endpoint = "ftp://h", .bucket = "b"},
+      {.endpoint = "https://", .bucket = "b"},
+      {.endpoint = "https://h:port", .bucket = "b"},
+      {.endpoint = "https://h:0", .bucket = "b"},
+      {.endpoint = "https://h:70000", .bucket = "b"},
+      {.endpoint = "https://h/b"},
+      {.endpoint = "https://h"},
+      {.endpoint = "https://[::1", .bucket = "b"},
+      {.endpoint = "https://a b", .bucket = "b"},
+      {.endpoint = "https://h", .bucket = "b/c"},
+      {.endpoint = "https://h", .bucket = ".."},
+      {.endpoint = "https://h", .bucket = "b", .disable_tls = true},
+      {.endpoint = "s3://b.s3.example", .bucket = "c"},
+      {.endpoint = "s3://localhost:9000"},
+      {.endpoint = "s3://b."},
+      {.endpoint = "s3://10.0.0.1"},
+      {.endpoint = "https://10.0.0.1", .bucket = "b", .addressing = Addressing::kVirtual},
+      {},
+  };
+  for (const EndpointOptions& options : bad) {
+    const Result<Endpoint> endpoint = ParseEndpoint(options);
+    ASSERT_FALSE(endpoint) << options.endpoint << " + " << options.bucket;
+    EXPECT_EQ(endpoint.error().code, Code::kInvalid);
+  }
+  const Result<Endpoint> secret = ParseEndpoint({.endpoint = "https://AKIA:sesame@h", .bucket = "b"});
+  ASSERT_FALSE(secret);
+  EXPECT_EQ(secret.error().what.find("sesame"), std::string::npos);
+}
+
+TEST(Endpoint, UrlsNameTheBucketOnce) {
+  const Endpoint path = Parse({.endpoint = "http://[::1]:9000", .bucket = "b"});
+  EXPECT_EQ(path.Url("kv/x.kvf"), "http://[::1]:9000/b/kv/x.kvf");
+  EXPECT_EQ(path.Url(""), "http://[::1]:9000/b");
+  const Endpoint virtually = Parse({.endpoint = "https://s3.example", .bucket = "b"});
+  EXPECT_EQ(virtually.Url("kv/x.kvf"), "https://b.s3.example/kv/x.kvf");
+  EXPECT_EQ(virtually.Url(""), "https://b.s3.example/");
+  EXPECT_EQ(virtually.HostHeader(), "b.s3.example");
+}
+
+// D19.
+TEST(Endpoint, KeysOfAnyByteAreEncodedOnce) {
+  EXPECT_EQ(UriEncode("m@rev/a=b+c d~\xc3\xbc%", false), "m%40rev/a%3Db%2Bc%20d~%C3%BC%25");
+  EXPECT_EQ(UriEncode("a/b", true), "a%2Fb");
+  std::string all;
+  for (int c = 1; c < 256; ++c) all += static_cast<char>(c);
+  std::string back;
+  const std::string encoded = UriEncode(all, true);
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    if (encoded[i] != '%') {
+      back += encoded[i];
+      continue;
+    }
+    int byte = 0;
+    std::from_chars(encoded.data() + i + 1, encoded.data() + i + 3, byte, 16);
+    back += static_cast<char>(byte);
+    i += 2;
+  }
+  EXPECT_EQ(back, all);
+}
+
+}  // namespace
+}  // namespace terrace::s3
