@@ -166,7 +166,13 @@ class JobImpl final : public LoadJob {
       flight = flights_[i];
     }
     if (!flight) return Counted(MissItem(Reason::kCancelled));  // Taken before.
-    std::optional<Item> item = flight->Wait(std::min(deadline, deadline_));
+    const TimePoint until = std::min(deadline, deadline_);
+    std::optional<Item> item = flight->Wait(until);
+    // The load was begun by somebody with less time than we have.
+    if (item && item->reason == Reason::kTimeout && std::chrono::steady_clock::now() < until) {
+      flight = store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);
+      item = flight->Wait(until);
+    }
     if (!item) return Counted(MissItem(Reason::kTimeout));
     {
       std::lock_guard lock(mutex_);
@@ -479,9 +485,11 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
     if (!parent) break;
     chain.push_back(*std::move(parent));
   }
-  for (; !chain.empty(); chain.pop_back()) {
+  // What follows a chunk that is refused would be refused, too: one chunk offered counts as one dropped.
+  for (bool taken = true; taken && !chain.empty(); chain.pop_back()) {
     RamLease& next = chain.back();
-    lower.write_behind->Enqueue({.info = next.info, .payload = next.bytes, .owner = next.pin, .hashes = next.hashes});
+    taken = lower.write_behind->Enqueue(
+        {.info = next.info, .payload = next.bytes, .owner = next.pin, .hashes = next.hashes});
   }
 }
 
@@ -533,10 +541,15 @@ CloseReport StoreImpl::Close(TimePoint deadline) {
   if (own_thread_) own_thread_->Stop();
   CloseReport report;
   for (Lower& lower : lower_) {
-    report.abandoned += lower.write_behind->Drain(deadline);
+    lower.write_behind->Drain(deadline);
     const CloseReport tier = lower.tier->Close(deadline);
-    report.abandoned += tier.abandoned;
+    const WriteBehind::Drained saves = lower.write_behind->drained();
+    report.abandoned += saves.dropped;
     report.clean = report.clean && tier.clean;
+    if (saves.written + saves.dropped > 0) {
+      log::Info("saves_drained",
+                {{"tier", lower.tier->info().name}, {"written", saves.written}, {"dropped", saves.dropped}});
+    }
   }
   report.clean = report.clean && report.abandoned == 0;
   ram_->Close(deadline);

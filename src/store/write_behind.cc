@@ -6,6 +6,28 @@
 
 namespace terrace {
 
+// Goes with the item to the tier: the bytes count for as long as anybody keeps them.
+struct WriteBehind::Pin {
+  Pin(std::shared_ptr<Pinned> p, uint64_t n, std::shared_ptr<const void> o)
+      : pinned(std::move(p)), bytes(n), owner(std::move(o)) {
+    Add(bytes);
+  }
+  ~Pin() {
+    owner.reset();
+    Add(-bytes);
+  }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+  void Add(uint64_t n) const {
+    pinned->bytes += n;
+    pinned->gauge->Add(static_cast<int64_t>(n));
+  }
+
+  const std::shared_ptr<Pinned> pinned;
+  const uint64_t bytes;
+  std::shared_ptr<const void> owner;
+};
+
 WriteBehind::WriteBehind(Tier& tier, const Options& options, Metrics& metrics)
     : tier_(tier),
       options_(options),
@@ -18,8 +40,10 @@ WriteBehind::WriteBehind(Tier& tier, const Options& options, Metrics& metrics)
                                   {{"tier", tier.info().name}, {"outcome", "existed"}})),
       failed_(metrics.GetCounter("terrace_chunks_saved_total", "Chunks written to a tier below RAM.",
                                  {{"tier", tier.info().name}, {"outcome", "failed"}})),
-      pending_bytes_(metrics.GetGauge("terrace_write_behind_bytes", "Payload bytes in RAM that wait for a lower tier.",
-                                      {{"tier", tier.info().name}})) {}
+      pinned_(std::make_shared<Pinned>()) {
+  pinned_->gauge = &metrics.GetGauge("terrace_write_behind_bytes", "Payload bytes in RAM that wait for a lower tier.",
+                                     {{"tier", tier.info().name}});
+}
 
 void WriteBehind::CountDrop(Reason reason) {
   metrics_
@@ -28,32 +52,53 @@ void WriteBehind::CountDrop(Reason reason) {
       .Add();
 }
 
-void WriteBehind::Enqueue(SaveItem item) {
-  const Digest key = item.info.key;
-  const Digest parent = item.info.parent;
-  const Digest asked[] = {key, parent};
+bool WriteBehind::Enqueue(SaveItem item) {
+  const Digest asked[] = {item.info.key, item.info.parent};
   uint8_t present[] = {0, 0};
   tier_.Contains(asked, present);
-  if (present[0]) return;
-  const bool is_first = parent == item.info.space;
+  if (present[0]) return true;
+  const bool parent_is_there = present[1] != 0 || item.info.parent == item.info.space;
+  std::vector<Entry> gone;
+  Reason refused = Reason::kNone;
+  bool bound_reached = false;
   {
     std::lock_guard lock(mutex_);
-    if (entries_.contains(key)) return;
-    const auto parent_entry = entries_.find(parent);
-    if (draining_) return CountDrop(Reason::kCancelled);
-    if (!is_first && !present[1] && parent_entry == entries_.end()) return CountDrop(Reason::kParentMissing);
-    if (bytes_ + item.info.payload_bytes > options_.bytes_max) return CountDrop(Reason::kFull);
-    bytes_ += item.info.payload_bytes;
-    pending_bytes_.Set(static_cast<int64_t>(bytes_));
-    Entry entry{std::move(item), {}, parent_entry != entries_.end()};
-    if (entry.waits_for_parent) {
-      parent_entry->second.children.push_back(key);
+    if (entries_.contains(item.info.key)) return true;
+    refused = WhyRefused(item.info, parent_is_there);
+    if (refused == Reason::kNone) {
+      Insert(std::move(item));
     } else {
-      ready_.push_back(key);
+      CountDrop(refused);
+      bound_reached = refused == Reason::kFull && !std::exchange(shedding_, true);
+      if (bound_reached) CutBacklog(gone);
     }
-    entries_.emplace(key, std::move(entry));
   }
-  Submit();
+  if (bound_reached) {
+    log::Warn("write_behind_full",
+              {{"tier", tier_.info().name}, {"bytes_max", options_.bytes_max}, {"dropped", gone.size() + 1}});
+  }
+  if (refused == Reason::kNone) Submit();
+  return refused == Reason::kNone;
+}
+
+Reason WriteBehind::WhyRefused(const FrameInfo& info, bool parent_is_there) {
+  if (draining_) return Reason::kCancelled;
+  if (!parent_is_there && !entries_.contains(info.parent)) return Reason::kParentMissing;
+  const uint64_t backlog = bytes();
+  shedding_ = shedding_ && backlog > options_.bytes_max / 2;
+  return shedding_ || backlog + info.payload_bytes > options_.bytes_max ? Reason::kFull : Reason::kNone;
+}
+
+void WriteBehind::Insert(SaveItem item) {
+  const Digest key = item.info.key;
+  item.owner = std::make_shared<Pin>(pinned_, item.info.payload_bytes, std::move(item.owner));
+  const auto parent = entries_.find(item.info.parent);
+  if (parent == entries_.end()) {
+    ready_.push_back(key);
+  } else {
+    parent->second.children.push_back(key);
+  }
+  entries_.emplace(key, Entry{std::move(item), {}, parent != entries_.end()});
 }
 
 void WriteBehind::Submit() {
@@ -76,45 +121,72 @@ void WriteBehind::Submit() {
 }
 
 void WriteBehind::Settled(const Digest& key, const SaveResult& result) {
-  Entry done;  // Unpins outside the lock.
+  const bool hit = result.outcome == Outcome::kHit;
+  std::vector<Entry> gone;
   {
     std::lock_guard lock(mutex_);
-    const auto it = entries_.find(key);
-    done = std::move(it->second);
-    entries_.erase(it);
+    Take(entries_.find(key), gone);
+    const std::vector<Digest> children = std::move(gone.front().children);
     --in_flight_;
-    bytes_ -= done.item.info.payload_bytes;
-    pending_bytes_.Set(static_cast<int64_t>(bytes_));
-    if (result.outcome == Outcome::kHit) {
+    if (hit) {
       (result.existed ? existed_ : saved_).Add();
-      if (!result.existed) saved_bytes_.Add(done.item.info.payload_bytes);
-      for (const Digest& child : done.children) {
+      if (!result.existed) saved_bytes_.Add(gone.front().item.info.payload_bytes);
+      if (draining_) ++drained_.written;
+      for (const Digest& child : children) {
         entries_.at(child).waits_for_parent = false;
         ready_.push_back(child);
       }
     } else {
       failed_.Add();
-      for (const Digest& child : done.children) DropTree(child, Reason::kParentMissing);
+      CountDrop(result.reason);
+      if (draining_) ++drained_.dropped;
+      for (const Digest& child : children) DropTree(child, Reason::kParentMissing, gone);
     }
     if (entries_.empty()) idle_.notify_all();
   }
+  gone.clear();
   if (result.error) {
     log::Warn("save_failed", {{"tier", tier_.info().name}, {"key", key.Hex()}, {"why", result.error->what}});
   }
   Submit();
 }
 
-void WriteBehind::DropTree(const Digest& key, Reason reason) {
+void WriteBehind::Take(Entries::iterator it, std::vector<Entry>& gone) {
+  gone.push_back(std::move(it->second));
+  entries_.erase(it);
+}
+
+void WriteBehind::DropTree(const Digest& key, Reason reason, std::vector<Entry>& gone) {
   std::vector<Digest> doomed = {key};
   while (!doomed.empty()) {
     const auto it = entries_.find(doomed.back());
     doomed.pop_back();
     doomed.insert(doomed.end(), it->second.children.begin(), it->second.children.end());
-    bytes_ -= it->second.item.info.payload_bytes;
-    entries_.erase(it);
+    Take(it, gone);
     CountDrop(reason);
+    if (draining_) ++drained_.dropped;
   }
-  pending_bytes_.Set(static_cast<int64_t>(bytes_));
+}
+
+void WriteBehind::CutBacklog(std::vector<Entry>& gone) {
+  std::vector<Digest> doomed;
+  for (const auto& [root, entry] : entries_) {
+    if (entry.waits_for_parent) continue;
+    std::vector<Digest> tree = {root};  // Breadth first: the deepest are the last.
+    for (size_t i = 0; i < tree.size(); ++i) {
+      const std::vector<Digest>& children = entries_.at(tree[i]).children;
+      tree.insert(tree.end(), children.begin(), children.end());
+    }
+    const size_t quarter = (tree.size() - 1) / 4;
+    doomed.insert(doomed.end(), tree.rbegin(), tree.rbegin() + static_cast<ptrdiff_t>(quarter));
+  }
+  // A chunk comes after its children, so each is a leaf in its turn.
+  for (const Digest& key : doomed) {
+    const auto it = entries_.find(key);
+    std::erase(entries_.at(it->second.item.info.parent).children, key);
+    Take(it, gone);
+    CountDrop(Reason::kFull);
+  }
 }
 
 bool WriteBehind::Has(const Digest& key) const {
@@ -127,18 +199,18 @@ uint64_t WriteBehind::pending() const {
   return entries_.size();
 }
 
-uint64_t WriteBehind::bytes() const {
-  std::lock_guard lock(mutex_);
-  return bytes_;
-}
-
-uint64_t WriteBehind::Drain(TimePoint deadline) {
+void WriteBehind::Drain(TimePoint deadline) {
+  std::vector<Entry> gone;  // Before the lock: unpinned after it.
   std::unique_lock lock(mutex_);
   draining_ = true;
-  if (idle_.wait_until(lock, deadline, [&] { return entries_.empty(); })) return 0;
-  const uint64_t before = entries_.size();
-  for (const Digest& key : std::exchange(ready_, {})) DropTree(key, Reason::kCancelled);
-  return before - entries_.size();  // What is left is in the tier's hands (or waits for it) until the tier closes.
+  if (idle_.wait_until(lock, deadline, [&] { return entries_.empty(); })) return;
+  // What is left then is in the tier's hands (or waits for it) until the tier closes.
+  for (const Digest& key : std::exchange(ready_, {})) DropTree(key, Reason::kCancelled, gone);
+}
+
+WriteBehind::Drained WriteBehind::drained() const {
+  std::lock_guard lock(mutex_);
+  return drained_;
 }
 
 }  // namespace terrace

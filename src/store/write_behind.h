@@ -1,10 +1,16 @@
 // Saves on their way from RAM to one lower tier: bounded, parents first, never blocking the engine.
 //
 // A chunk is handed on only when its parent is in the tier; children of a chunk that was dropped or failed are dropped
-// with it. Over the byte bound the newest chunk is refused, and so, their parent unknown, are its descendants: the
-// deepest new ones go first. All methods may be called from any thread.
+// with it. The bound is on the bytes that stay in RAM because of this tier, also of those that it was given up on and
+// still holds. When a chunk does not fit, the backlog is cut: each chain that waits gives up a quarter of its
+// descendants, the deepest first, so that a long prompt gives way to short ones and fronts of chains, which serve most
+// requests, are written. Then nothing is taken until the backlog has fallen to half the bound: a tier that is too slow
+// gets some chains whole, and not a bit of each.
+//
+// All methods may be called from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -25,20 +31,26 @@ class WriteBehind {
     uint64_t bytes_max = 512ull << 20;  // Payload bytes pinned in RAM for this tier, queued and in flight.
     size_t in_flight_max = 4;
   };
+  struct Drained {
+    uint64_t written = 0;  // Or found to be there.
+    uint64_t dropped = 0;
+  };
 
-  // `tier` and `metrics` outlive this object.
+  // `metrics` outlives this object. No method is called once `tier` is gone.
   WriteBehind(Tier& tier, const Options& options, Metrics& metrics);
 
-  // Takes the chunk, or drops it and counts why. `item.owner` pins its bytes until it is settled.
-  void Enqueue(SaveItem item);
+  // True: the chunk is in the tier, or on its way. False: it was dropped, and counted with the reason. `item.owner`
+  // pins its bytes until the tier lets go of them.
+  bool Enqueue(SaveItem item);
 
   bool Has(const Digest& key) const;  // Queued or in flight.
   uint64_t pending() const;           // Chunks queued and in flight.
-  uint64_t bytes() const;
+  uint64_t bytes() const { return pinned_->bytes.load(); }
 
-  // Refuses new chunks and waits for the rest until the deadline; then drops what was not begun. Returns how many were
-  // dropped.
-  uint64_t Drain(TimePoint deadline);
+  // Refuses new chunks and waits for the rest until the deadline; then drops what was not begun.
+  void Drain(TimePoint deadline);
+  // What became of the chunks that were here when Drain began. Whole once the tier is closed.
+  Drained drained() const;
 
  private:
   struct Entry {
@@ -47,10 +59,21 @@ class WriteBehind {
     bool waits_for_parent = false;
   };
   using Entries = std::unordered_map<Digest, Entry, DigestHash>;
+  // Bytes that stay in RAM for this tier. The pins, which count it down, may outlive the queue.
+  struct Pinned {
+    std::atomic<uint64_t> bytes{0};  // Stands alone: only its value is used.
+    Gauge* gauge = nullptr;
+  };
+  struct Pin;
 
   void Submit();  // Hands ready entries to the tier, up to in_flight_max. Without the lock.
   void Settled(const Digest& key, const SaveResult& result);
-  void DropTree(const Digest& key, Reason reason);  // With the lock.
+  // With the lock. What leaves the queue is moved to `gone`, to be unpinned without it.
+  Reason WhyRefused(const FrameInfo& info, bool parent_is_there);
+  void Insert(SaveItem item);
+  void DropTree(const Digest& key, Reason reason, std::vector<Entry>& gone);
+  void CutBacklog(std::vector<Entry>& gone);
+  void Take(Entries::iterator it, std::vector<Entry>& gone);
   void CountDrop(Reason reason);
 
   Tier& tier_;
@@ -60,15 +83,16 @@ class WriteBehind {
   Counter& saved_bytes_;
   Counter& existed_;
   Counter& failed_;
-  Gauge& pending_bytes_;
+  const std::shared_ptr<Pinned> pinned_;
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   Entries entries_;           // Guarded by mutex_. Everything queued or in flight.
   std::deque<Digest> ready_;  // Guarded by mutex_. Entries whose parent is in the tier, oldest first.
   size_t in_flight_ = 0;      // Guarded by mutex_.
-  uint64_t bytes_ = 0;        // Guarded by mutex_.
+  bool shedding_ = false;     // Guarded by mutex_. The bound was reached, and not yet half of it again.
   bool draining_ = false;     // Guarded by mutex_.
+  Drained drained_;           // Guarded by mutex_. Counts while draining.
 };
 
 }  // namespace terrace

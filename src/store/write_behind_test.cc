@@ -1,5 +1,6 @@
-// Would catch: a child published before its parent, RAM pinned beyond the bound, descendants of a dropped chunk left
-// behind, a chunk written twice, a drain that hangs.
+// Would catch: a child published before its parent, RAM pinned beyond the bound (also by a tier that was given up on),
+// descendants of a dropped chunk left behind, one long prompt that keeps all others out, a queue that flaps at its
+// bound, a chunk written twice, a drain that hangs or does not say what it dropped.
 #include "store/write_behind.h"
 
 #include <gtest/gtest.h>
@@ -154,17 +155,74 @@ TEST_F(WriteBehindTest, BytesStayPinnedUntilSettledAndNoLonger) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST_F(WriteBehindTest, DrainAtItsDeadlineDropsWhatWasNotBegun) {
+// A chain of 9 and one of 2 behind one that is written; 11 chunks wait.
+TEST_F(WriteBehindTest, AtTheBoundEachChainGivesUpAQuarterOfItsDescendantsTheDeepestFirst) {
+  WriteBehind queue(tier, {.bytes_max = 1250, .in_flight_max = 1}, metrics);
+  queue.Enqueue(Item(1, 0));
+  for (int i = 0; i < 9; ++i) queue.Enqueue(Item(2, i));
+  for (int i = 0; i < 2; ++i) queue.Enqueue(Item(3, i));
+  EXPECT_EQ(queue.bytes(), 1200u);
+  EXPECT_FALSE(queue.Enqueue(Item(4, 0)));
+  EXPECT_EQ(Dropped(Reason::kFull), 3u);  // A quarter of 8 descendants, and the newcomer.
+  EXPECT_FALSE(queue.Has(Key(2, 8)));
+  EXPECT_FALSE(queue.Has(Key(2, 7)));
+  EXPECT_TRUE(queue.Has(Key(2, 6)));
+  EXPECT_TRUE(queue.Has(Key(3, 1)));
+  EXPECT_EQ(queue.bytes(), 1000u);
+  while (!tier.held.empty()) tier.SettleNext(Outcome::kHit);
+  EXPECT_EQ(tier.order.size(), 10u);
+}
+
+TEST_F(WriteBehindTest, AfterTheBoundWasReachedNothingIsTakenUntilHalfOfItIsFree) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  int chain = 0;
+  while (queue.Enqueue(Item(++chain, 0))) {
+  }
+  EXPECT_EQ(queue.bytes(), 1000u);
+  for (int left = 9; left >= 6; --left) {
+    tier.SettleNext(Outcome::kHit);
+    EXPECT_EQ(queue.bytes(), 100u * static_cast<unsigned>(left));
+    EXPECT_FALSE(queue.Enqueue(Item(++chain, 0)));
+  }
+  EXPECT_EQ(Dropped(Reason::kFull), 5u);
+  tier.SettleNext(Outcome::kHit);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(queue.Enqueue(Item(++chain, 0)));
+  EXPECT_EQ(queue.bytes(), 1000u);
+  EXPECT_EQ(Dropped(Reason::kFull), 5u);
+}
+
+// Such as one behind a deadline, that settled its items and can't let go of them.
+TEST_F(WriteBehindTest, WhatTheTierStillHoldsCountsAgainstTheBound) {
+  WriteBehind queue(tier, {.bytes_max = 250, .in_flight_max = 1}, metrics);
+  std::vector<SaveItem> stuck;
+  for (int chain = 1; chain <= 2; ++chain) {
+    EXPECT_TRUE(queue.Enqueue(Item(chain, 0)));
+    stuck.push_back(tier.held.front().item);
+    tier.SettleNext(Outcome::kFailed);
+  }
+  EXPECT_EQ(queue.pending(), 0u);
+  EXPECT_EQ(queue.bytes(), 200u);
+  EXPECT_FALSE(queue.Enqueue(Item(3, 0)));
+  stuck.pop_back();
+  EXPECT_TRUE(queue.Enqueue(Item(3, 0)));
+}
+
+TEST_F(WriteBehindTest, DrainAtItsDeadlineDropsWhatWasNotBegunAndSaysSo) {
   WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
   queue.Enqueue(Item(1, 0));
+  queue.Enqueue(Item(1, 1));
   queue.Enqueue(Item(2, 0));
   queue.Enqueue(Item(2, 1));
-  EXPECT_EQ(queue.Drain(std::chrono::steady_clock::now()), 2u);
-  EXPECT_EQ(queue.pending(), 1u);
-  queue.Enqueue(Item(3, 0));
+  queue.Drain(std::chrono::steady_clock::now());
+  EXPECT_EQ(queue.drained().dropped, 2u);
+  EXPECT_EQ(queue.pending(), 2u);
+  EXPECT_FALSE(queue.Enqueue(Item(3, 0)));
   EXPECT_EQ(Dropped(Reason::kCancelled), 3u);
   tier.SettleNext(Outcome::kHit);
-  EXPECT_EQ(queue.Drain(std::chrono::steady_clock::now() + 1min), 0u);
+  tier.SettleNext(Outcome::kFailed);  // The tier closes.
+  queue.Drain(std::chrono::steady_clock::now() + 1min);
+  EXPECT_EQ(queue.drained().written, 1u);
+  EXPECT_EQ(queue.drained().dropped, 3u);
 }
 
 }  // namespace

@@ -545,6 +545,13 @@ TEST_P(TierContract, ARandomSequenceEqualsAMap) {
     }
     ASSERT_EQ(Has(Key(n)), model.contains(n)) << "step " << step;
     ASSERT_EQ(tier_->stats().frames, model.size()) << "step " << step;
+    uint64_t bytes = 0;  // Payloads padded; at rest with a header before them.
+    for (const auto& [key, frame] : model) {
+      bytes += (tier_->info().durable ? 4096 : 0) + (frame.payload.size() + 4095) / 4096 * 4096;
+    }
+    const TimePoint deadline = Soon();  // Erase may end in the background.
+    while (tier_->stats().bytes != bytes && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    ASSERT_EQ(tier_->stats().bytes, bytes) << "step " << step;
   }
 }
 

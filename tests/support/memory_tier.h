@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -88,9 +89,10 @@ class MemoryTier final : public Tier {
     }
     changed_.notify_all();
   }
-  void FailLoads(Reason reason) {
+  void FailLoads(Reason reason, size_t times = SIZE_MAX) {
     std::lock_guard lock(mutex_);
     fail_ = reason;
+    fail_times_ = times;
   }
   void Corrupt(const Digest& key) {
     std::lock_guard lock(mutex_);
@@ -121,7 +123,8 @@ class MemoryTier final : public Tier {
   LoadResult Read(const LoadItem& item) {
     std::lock_guard lock(mutex_);
     LoadResult result;
-    if (fail_ != Reason::kNone) {
+    if (fail_ != Reason::kNone && fail_times_ > 0) {
+      --fail_times_;
       result.outcome = fail_ == Reason::kUnavailable ? Outcome::kFailed : Outcome::kMiss;
       result.reason = fail_;
       return result;
@@ -150,6 +153,7 @@ class MemoryTier final : public Tier {
   std::map<Digest, std::pair<FrameInfo, std::vector<std::byte>>> frames_;  // Guarded by mutex_.
   bool hold_ = false;                                                      // Guarded by mutex_.
   Reason fail_ = Reason::kNone;                                            // Guarded by mutex_.
+  size_t fail_times_ = 0;                                                  // Guarded by mutex_.
   size_t loads_ = 0;                                                       // Guarded by mutex_.
   TierStats stats_;                                                        // Guarded by mutex_.
   ThreadPool pool_{"memory-tier", 2};
