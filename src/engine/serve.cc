@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -36,6 +37,7 @@
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/guard_tier.h"
+#include "tier/late_tier.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -52,6 +54,9 @@ constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups o
 constexpr uint32_t kChunkMax = 4096;
 constexpr milliseconds kRequestsDrain{10'000};
 constexpr std::chrono::seconds kStoreDrain{15};
+// Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
+constexpr std::chrono::seconds kStopMax{28};
+constexpr milliseconds kDiskRetry{1'000};
 // A file that is hashed faster than this is known before the port opens, so that the first request is cached already.
 constexpr milliseconds kWeightsWait{5'000};
 
@@ -133,7 +138,7 @@ config::Schema ServeSchema() {
           {.name = "allow-degraded",
            .type = Type::kBool,
            .default_value = "false",
-           .help = "start without --shared if it is not there, and join when it appears"},
+           .help = "start without --shared or --disk if it is not there, and join when it appears"},
           {.name = "fault",
            .type = Type::kText,
            .help = "make --shared fail on purpose (docs/reference/fault.md)",
@@ -213,6 +218,19 @@ bool CatchStopSignals() {
   return true;
 }
 
+// A call on a mount whose server is gone may never return, and nobody can wait for its thread. What is lost is what was
+// being written.
+void EndAtTheLatestAfter(std::chrono::seconds time) {
+  struct sigaction action{};
+  action.sa_handler = [](int) {
+    constexpr std::string_view kWhy = "terrace serve: a call to the storage does not return; ended without it\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kWhy.data(), kWhy.size());
+    _exit(1);
+  };
+  sigaction(SIGALRM, &action, nullptr);
+  alarm(static_cast<unsigned>(time.count()));
+}
+
 void WaitForStop() {
   ready.store(true);
   char byte = 0;
@@ -227,6 +245,7 @@ struct ServeOptions {
   StoreOptions store;
   DiskTierOptions disk;    // directory "": none.
   SharedFsOptions shared;  // directory "": none.
+  bool allow_degraded = false;
   FaultSpec fault;
   bool has_fault = false;
   http::Options http;
@@ -255,7 +274,8 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
   options.store.ram_bytes_max = values.Bytes("ram");
   options.shared.directory = values.Text("shared");
-  options.shared.open_lazily = values.Bool("allow-degraded");
+  options.allow_degraded = values.Bool("allow-degraded");
+  options.shared.open_lazily = options.allow_degraded;
   options.engine.kv_type = values.Text("kv-type") == "f16" ? KvType::kF16 : KvType::kQ8_0;
   options.engine.strict = values.Bool("strict");
   options.engine.save_decode_cache = values.Bool("save-decode-cache");
@@ -326,6 +346,24 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
   return {};
 }
 
+Error DegradedIsAllowed(Error error) {
+  error.what += "; or start without it for now: --allow-degraded";
+  return error;
+}
+
+Result<std::unique_ptr<Tier>> OpenDisk(const ServeOptions& options, const SharedFsDeps& deps, Executor& timers) {
+  const auto open = [disk = options.disk, deps] {
+    return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
+  };
+  if (options.allow_degraded) {
+    return std::make_unique<LateTier>(TierInfo{.name = "disk", .durable = true}, open, kDiskRetry, timers, deps.clock);
+  }
+  Result<std::unique_ptr<Tier>> disk = open();
+  if (!disk) return Fail(DegradedIsAllowed(disk.error()), "--disk");
+  return disk;
+}
+
+// `timers` has a thread more than there are tiers: see GuardTier.
 Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
                                                      Executor& timers) {
   std::vector<std::unique_ptr<Tier>> tiers;
@@ -333,18 +371,13 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
   };
   if (!options.disk.directory.empty()) {
-    Result<std::unique_ptr<Tier>> disk =
-        OpenDiskTier(options.disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
-    if (!disk) return Fail(disk.error(), "--disk");
+    Result<std::unique_ptr<Tier>> disk = OpenDisk(options, deps, timers);
+    if (!disk) return tl::unexpected(disk.error());
     guard(*std::move(disk));
   }
   if (options.shared.directory.empty()) return tiers;
   Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
-  if (!shared) {
-    Error error = shared.error();
-    error.what += "; or start without it for now: --allow-degraded";
-    return Fail(std::move(error), "--shared");
-  }
+  if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
   std::unique_ptr<Tier> tier = std::move(*shared);
   if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
   guard(std::move(tier));
@@ -397,7 +430,7 @@ int Serve(const config::Values& values, ServeOptions options) {
   Metrics metrics;
   const SystemClock clock;
   const std::unique_ptr<FileIo> io = RealFileIo();
-  ThreadPool timers("terrace-timers", 2);  // Two: a probe of a guard may block one.
+  ThreadPool timers("terrace-timers", 4);  // One more than there may be tiers below RAM.
   auto tiers = OpenTiers(options, {.io = *io, .clock = clock, .metrics = metrics}, timers);
   if (!tiers) return Refuse(tiers.error().what);
   Result<std::unique_ptr<Store>> store = OpenStore(options.store, std::move(*tiers), metrics);
@@ -422,6 +455,7 @@ int Serve(const config::Values& values, ServeOptions options) {
   LogReady(options, **model, **thread, *weights, (*server)->port());
 
   WaitForStop();
+  EndAtTheLatestAfter(kStopMax);
   log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
   const bool all_answered = (*server)->Drain(kRequestsDrain);
   (*thread)->Stop();

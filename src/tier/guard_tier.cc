@@ -1,6 +1,7 @@
 #include "tier/guard_tier.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "base/log.h"
@@ -25,6 +26,9 @@ SaveResult Late(const SaveResult*) {
 bool IsFailure(const LoadResult& r) { return r.outcome == Outcome::kFailed; }
 // A parent that is missing or a frame of another version says nothing of the medium.
 bool IsFailure(const SaveResult& r) { return r.outcome == Outcome::kFailed; }
+// One answer is enough.
+bool IsCertain(const LoadResult&) { return false; }
+bool IsCertain(const SaveResult& r) { return r.reason == Reason::kFull; }
 
 template <class R>
 std::string WhyFailed(const R& r) {
@@ -40,8 +44,13 @@ struct GuardTier::Pending {
 
 template <class R>
 struct GuardTier::PendingBatch final : Pending {
-  PendingBatch(GuardTier& g, Breaker& b, std::shared_ptr<Batch<R>> d, uint64_t progress)
-      : guard(g), breaker(b), done(std::move(d)), settled(done->size()), progress_before(progress) {}
+  PendingBatch(GuardTier& g, Breaker& b, std::shared_ptr<Batch<R>> d, std::vector<Digest> k, uint64_t progress)
+      : guard(g),
+        breaker(b),
+        done(std::move(d)),
+        keys(std::move(k)),
+        settled(done->size()),
+        progress_before(progress) {}
 
   // True for whoever comes first: the tier below, or the deadline.
   bool Claim(size_t i) {
@@ -50,7 +59,8 @@ struct GuardTier::PendingBatch final : Pending {
   }
   void Settle(size_t i, const R& result) {
     if (IsFailure(result)) {
-      guard.Failed(breaker, WhyFailed(result));
+      if (&breaker == &guard.read_) guard.Doubt(keys[i]);
+      guard.Failed(breaker, WhyFailed(result), IsCertain(result));
     } else {
       guard.Succeeded(breaker);
     }
@@ -67,7 +77,7 @@ struct GuardTier::PendingBatch final : Pending {
     bool stuck = false;
     {
       std::lock_guard lock(guard.mutex_);
-      stuck = guard.progress_ == progress_before;
+      stuck = breaker.progress == progress_before;
       if (!stuck && std::exchange(breaker.probing, false)) breaker.probe_at = guard.clock_.Now() + breaker.interval;
     }
     if (stuck) guard.Failed(breaker, "no answer in time");
@@ -76,6 +86,7 @@ struct GuardTier::PendingBatch final : Pending {
   GuardTier& guard;
   Breaker& breaker;
   const std::shared_ptr<Batch<R>> done;
+  const std::vector<Digest> keys;
   std::mutex mutex;
   std::vector<uint8_t> settled;  // Guarded by mutex.
   const uint64_t progress_before;
@@ -102,40 +113,52 @@ bool GuardTier::Admit(Breaker& breaker, bool probe_by_call) {
   return true;
 }
 
-void GuardTier::Succeeded(Breaker& breaker) {
+void GuardTier::Succeeded(Breaker& breaker, bool scanned) {
   std::chrono::milliseconds down{0};
   {
     std::lock_guard lock(mutex_);
-    ++progress_;
-    breaker.failures = 0;
+    ++breaker.progress;
+    // A scan is no load.
+    breaker.failures = scanned ? options_.failures_to_open - 1 : 0;
+    if (!scanned) breaker.interval = {};
     breaker.probing = false;
     if (!breaker.open) return;
     breaker.open = false;
+    if (&breaker == &read_) doubts_.clear();
     down = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.Now() - breaker.opened_at);
   }
   log::Info("tier_recovered", {{"tier", info().name}, {"what", breaker.what}, {"down_ms", down.count()}});
 }
 
-void GuardTier::Failed(Breaker& breaker, const std::string& why) {
+void GuardTier::Doubt(const Digest& key) {
+  std::lock_guard lock(mutex_);
+  const TimePoint now = clock_.Now();
+  if (doubts_.size() >= options_.doubts_max) std::erase_if(doubts_, [&](const auto& d) { return d.second <= now; });
+  if (doubts_.size() < options_.doubts_max) doubts_[key] = now + options_.doubt;
+}
+
+void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
   bool opened = false;
+  std::chrono::milliseconds interval{0};
   {
     std::lock_guard lock(mutex_);
-    ++progress_;
+    ++breaker.progress;
     breaker.why = why;
     if (breaker.open) {
       if (!std::exchange(breaker.probing, false)) return;  // A call from before it opened.
-      breaker.interval = std::min(breaker.interval * 2, options_.probe_after_max);
     } else {
-      if (++breaker.failures < options_.failures_to_open) return;
+      if (++breaker.failures < options_.failures_to_open && !certain) return;
       breaker.open = opened = true;
       breaker.opened_at = clock_.Now();
-      breaker.interval = options_.probe_after;
     }
-    breaker.probe_at = clock_.Now() + breaker.interval;
+    breaker.interval =
+        breaker.interval.count() == 0 ? options_.probe_after : std::min(breaker.interval * 2, options_.probe_after_max);
+    interval = breaker.interval;
+    breaker.probe_at = clock_.Now() + interval;
   }
   if (opened) {
     log::Warn("tier_degraded", {{"tier", info().name}, {"what", breaker.what}, {"why", why}});
-    if (&breaker == &read_) ArmProbe(options_.probe_after);
+    if (&breaker == &read_) ArmProbe(interval);
   }
 }
 
@@ -150,7 +173,7 @@ void GuardTier::Probe() {
     read_.probing = true;
   }
   if (const Result<ScanPage> page = inner_->Scan("", 1); page) {
-    Succeeded(read_);
+    Succeeded(read_, /*scanned=*/true);
     return;
   } else {
     Failed(read_, page.error().what);
@@ -183,26 +206,34 @@ void GuardTier::Sweep() {
   for (const auto& pending : due) pending->Expire();
 }
 
-template <class R>
-std::shared_ptr<Batch<R>> GuardTier::Watch(size_t size, TimePoint deadline, std::shared_ptr<Batch<R>> done,
-                                           Breaker& breaker) {
+template <class R, class Item>
+std::shared_ptr<Batch<R>> GuardTier::Watch(const std::vector<Item>& items, TimePoint deadline,
+                                           std::shared_ptr<Batch<R>> done, Breaker& breaker) {
+  std::vector<Digest> keys;
+  if constexpr (std::is_same_v<Item, LoadItem>) {
+    for (const Item& item : items) keys.push_back(item.key);
+  }
   std::lock_guard lock(mutex_);
-  auto pending = std::make_shared<PendingBatch<R>>(*this, breaker, std::move(done), progress_);
+  auto pending = std::make_shared<PendingBatch<R>>(*this, breaker, std::move(done), std::move(keys), breaker.progress);
   deadlines_.emplace(deadline, pending);
   ArmSweep();
-  return std::make_shared<Batch<R>>(size, [pending](size_t i, const R& result) { pending->Settle(i, result); });
+  return std::make_shared<Batch<R>>(items.size(), [pending](size_t i, const R& result) { pending->Settle(i, result); });
 }
 
 void GuardTier::Contains(std::span<const Digest> keys, std::span<uint8_t> present) {
-  bool open = false;
   {
     std::lock_guard lock(mutex_);
-    open = read_.open;
+    if (read_.open) {
+      std::fill(present.begin(), present.end(), 0);
+      return;
+    }
   }
-  if (open) {
-    std::fill(present.begin(), present.end(), 0);
-  } else {
-    inner_->Contains(keys, present);
+  inner_->Contains(keys, present);
+  std::lock_guard lock(mutex_);
+  if (doubts_.empty()) return;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto it = doubts_.find(keys[i]);
+    if (it != doubts_.end() && clock_.Now() < it->second) present[i] = 0;
   }
 }
 
@@ -214,7 +245,7 @@ void GuardTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::share
     return;
   }
   const TimePoint latest = std::min(deadline, clock_.Now() + options_.load_timeout);
-  auto watched = Watch<LoadResult>(items.size(), latest, std::move(done), read_);
+  auto watched = Watch<LoadResult>(items, latest, std::move(done), read_);
   inner_->Load(std::move(items), latest, std::move(watched));
 }
 
@@ -226,7 +257,7 @@ void GuardTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> don
     for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
     return;
   }
-  auto watched = Watch<SaveResult>(items.size(), clock_.Now() + options_.save_timeout, std::move(done), save_);
+  auto watched = Watch<SaveResult>(items, clock_.Now() + options_.save_timeout, std::move(done), save_);
   inner_->Save(std::move(items), std::move(watched));
 }
 
@@ -250,8 +281,8 @@ CloseReport GuardTier::Close(TimePoint deadline) {
     std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  jobs_.Close(deadline);
-  CloseReport report = inner_->Close(deadline);
+  CloseReport report = inner_->Close(deadline);  // Deadlines hold until it is done.
+  jobs_.Close(TimePoint::min());
   std::vector<std::shared_ptr<Pending>> left;
   {
     std::lock_guard lock(mutex_);

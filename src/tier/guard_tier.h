@@ -4,17 +4,21 @@
 // dropped; the memory stays the tier's until then). Breakers, one for reads and one for saves: `failures_to_open`
 // failures in a row open it, and then the tier below gets no calls. Reads are probed with a Scan of one frame in the
 // background, `probe_after` after opening and then at doubling intervals; the first probe that succeeds closes the
-// breaker. Saves are probed with the next save that comes after the interval. A miss is no failure. A deadline that
-// passes is one only if the tier settled nothing else meanwhile: slow is not dead. A full disk (kFull) opens the
-// breaker for saves alone.
+// breaker on trial: if the next call fails it opens again, and the intervals go on doubling. Saves are probed with the
+// next save that comes after the interval. A miss is no failure. A deadline that passes is one only if the tier settled
+// nothing of the same kind meanwhile: slow is not dead. A full disk (kFull) opens the breaker for saves alone, and at
+// once.
+//
+// Verdicts: a key whose load failed is contained no more, until `doubt` has passed or a probe has closed the breaker,
+// so a frame that can't be read is not asked for by every request that would like it.
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -31,11 +35,14 @@ struct GuardOptions {
   std::chrono::milliseconds probe_after{1000};
   std::chrono::milliseconds probe_after_max{15000};
   std::chrono::milliseconds sweep_interval{20};  // How late a deadline may be noticed.
+  std::chrono::milliseconds doubt{30000};
+  size_t doubts_max = 4096;  // Beyond: no more are noted.
 };
 
 class GuardTier final : public Tier {
  public:
-  // `executor` runs the sweep and the probes, which may block: two threads or more. Both outlive the tier.
+  // `executor` runs the sweep and the probes. A probe may block one of its threads, so it has one more than there are
+  // guards on it. Both outlive the tier.
   GuardTier(std::unique_ptr<Tier> inner, const GuardOptions& options, Executor& executor, const Clock& clock);
   ~GuardTier() override;
 
@@ -52,22 +59,25 @@ class GuardTier final : public Tier {
   struct Breaker {
     const char* what = "";
     uint32_t failures = 0;  // In a row.
+    uint64_t progress = 0;  // Items that the tier below settled.
     bool open = false;
     bool probing = false;
     TimePoint opened_at, probe_at;
-    std::chrono::milliseconds interval{0};
-    std::string why;  // The last failure.
+    std::chrono::milliseconds interval{0};  // Between probes; 0 once a call succeeded.
+    std::string why;                        // The last failure.
   };
   // A batch that the tier below has and that has not settled whole.
   struct Pending;
   template <class R>
   struct PendingBatch;
-  template <class R>
-  std::shared_ptr<Batch<R>> Watch(size_t size, TimePoint deadline, std::shared_ptr<Batch<R>> done, Breaker& breaker);
+  template <class R, class Item>
+  std::shared_ptr<Batch<R>> Watch(const std::vector<Item>& items, TimePoint deadline, std::shared_ptr<Batch<R>> done,
+                                  Breaker& breaker);
 
   bool Admit(Breaker& breaker, bool probe_by_call);
-  void Succeeded(Breaker& breaker);
-  void Failed(Breaker& breaker, const std::string& why);
+  void Succeeded(Breaker& breaker, bool scanned = false);
+  void Failed(Breaker& breaker, const std::string& why, bool certain = false);
+  void Doubt(const Digest& key);
   void ArmSweep();  // With mutex_ held.
   void Sweep();
   void ArmProbe(std::chrono::milliseconds delay);
@@ -79,7 +89,7 @@ class GuardTier final : public Tier {
 
   mutable std::mutex mutex_;
   Breaker read_, save_;                                         // Guarded by mutex_.
-  uint64_t progress_ = 0;                                       // Guarded by mutex_. Items that the tier below settled.
+  std::unordered_map<Digest, TimePoint, DigestHash> doubts_;    // Guarded by mutex_. Until when.
   std::multimap<TimePoint, std::weak_ptr<Pending>> deadlines_;  // Guarded by mutex_.
   bool sweep_armed_ = false;                                    // Guarded by mutex_.
   bool closed_ = false;                                         // Guarded by mutex_.

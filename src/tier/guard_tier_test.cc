@@ -1,6 +1,6 @@
 // Would catch: a caller that waits for a tier that never answers, calls that go on hitting a dead tier, a tier that
-// stays out after it is back (or comes back by a restart only), reads stopped because the disk is full, a slow tier
-// taken for a dead one.
+// stays out after it is back (or comes back by a restart only), reads stopped because the disk is full, saves tried on
+// a full disk again and again, a slow tier taken for a dead one, a frame that can't be read promised to every request.
 #include "tier/guard_tier.h"
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ class ScriptedTier final : public Tier {
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     ++saves;
     SaveResult result;
-    result.outcome = full ? Outcome::kFailed : Outcome::kHit;
-    result.reason = full ? Reason::kFull : Reason::kNone;
+    result.outcome = full || fail ? Outcome::kFailed : Outcome::kHit;
+    result.reason = full ? Reason::kFull : fail ? Reason::kUnavailable : Reason::kNone;
     for (size_t i = 0; i < items.size(); ++i) done->Settle(i, result);
   }
   void Erase(std::span<const Digest>) override {}
@@ -123,6 +123,29 @@ TEST_F(GuardTierTest, ProbesGoOnWithoutTrafficAtGrowingBoundedIntervals) {
   EXPECT_TRUE(guard->stats().available);
 }
 
+// Such as a mount that answers from what it remembers.
+TEST_F(GuardTierTest, WhenProbesSucceedAndLoadsDoNotItOpensAtTheNextFailureForLongerAndLonger) {
+  inner->hang = true;
+  const auto hang_once = [&] {
+    const auto batch = Load(50ms);
+    executor.Advance(100ms);
+    return batch->Poll(0)->reason;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(hang_once(), Reason::kTimeout);
+  for (const auto interval : {1s, 2s, 4s, 8s, 15s, 15s}) {
+    EXPECT_EQ(hang_once(), Reason::kUnavailable);
+    executor.Advance(interval);  // A probe, on its way.
+    EXPECT_EQ(hang_once(), Reason::kTimeout);
+  }
+  EXPECT_EQ(inner->loads, 9);
+  inner->hang = false;
+  executor.Advance(15s);
+  EXPECT_EQ(LoadNow(), Reason::kNone);
+  inner->hang = true;
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(hang_once(), Reason::kTimeout);
+  EXPECT_TRUE(guard->stats().available);
+}
+
 TEST_F(GuardTierTest, SlowIsNotDead) {
   inner->hang = true;
   for (int i = 0; i < 20; ++i) {
@@ -139,6 +162,17 @@ TEST_F(GuardTierTest, SlowIsNotDead) {
     EXPECT_EQ(in_time->Poll(0)->outcome, Outcome::kHit);
   }
   EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, ReadsThatHangAreSeenThoughSavesGoOn) {
+  inner->hang = true;
+  for (int i = 0; i < 3; ++i) {
+    const auto batch = Load(50ms);
+    EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+    executor.Advance(100ms);
+  }
+  EXPECT_FALSE(guard->stats().available);
+  EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
 }
 
 TEST_F(GuardTierTest, AnAnswerAfterTheDeadlineIsDropped) {
@@ -159,22 +193,62 @@ TEST_F(GuardTierTest, MissesAndOneSuccessInBetweenKeepItClosed) {
   EXPECT_TRUE(guard->stats().available);
 }
 
-TEST_F(GuardTierTest, AFullDiskStopsSavesOnlyAndASaveFindsOutWhenThereIsRoom) {
+TEST_F(GuardTierTest, AFullDiskStopsSavesAtOnceAndOneSaveAnIntervalFindsOutWhenThereIsRoom) {
   inner->full = true;
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(SaveNow().reason, Reason::kFull);
-  EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
-  EXPECT_EQ(inner->saves, 3);
+  EXPECT_EQ(SaveNow().reason, Reason::kFull);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  EXPECT_EQ(inner->saves, 1);
   EXPECT_TRUE(Believed());
   EXPECT_EQ(LoadNow(), Reason::kNone);
-  EXPECT_NE(guard->stats().why.find("saves stopped"), std::string::npos);
+  EXPECT_NE(guard->stats().why.find("saves stopped for 0 s: full"), std::string::npos) << guard->stats().why;
   executor.Advance(1s);
   EXPECT_EQ(SaveNow().reason, Reason::kFull);  // The probe.
   EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  EXPECT_EQ(inner->saves, 2);
   inner->full = false;
   executor.Advance(2s);
   EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
   EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
   EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, SavesThatFailOtherwiseStopAfterThree) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(SaveNow().outcome, Outcome::kFailed);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  EXPECT_EQ(inner->saves, 3);
+}
+
+TEST_F(GuardTierTest, AKeyWhoseLoadFailedIsNotClaimedForAWhile) {
+  inner->fail = true;
+  EXPECT_EQ(LoadNow(), Reason::kUnavailable);
+  inner->fail = false;
+  EXPECT_FALSE(Believed());
+  Digest other;
+  other.bytes[0] = 1;
+  uint8_t present = 0;
+  guard->Contains(std::span(&other, 1), std::span(&present, 1));
+  EXPECT_TRUE(present);
+  executor.Advance(30s - 1ms);
+  EXPECT_FALSE(Believed());
+  executor.Advance(1ms);
+  EXPECT_TRUE(Believed());
+}
+
+TEST_F(GuardTierTest, KeysThatFailedInAnOutageAreClaimedAsSoonAsItIsOver) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) LoadNow();
+  inner->fail = false;
+  executor.Advance(1s);
+  EXPECT_TRUE(Believed());
+}
+
+TEST_F(GuardTierTest, CloseDoesNotWaitForTheNextProbe) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) LoadNow();
+  guard->Close(TimePoint::max());
+  executor.Advance(1h);
+  EXPECT_EQ(inner->scans, 0);
 }
 
 TEST_F(GuardTierTest, CloseSettlesWhatHangs) {
