@@ -13,6 +13,7 @@
 #include <iterator>
 #include <numeric>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "base/hash.h"
@@ -115,6 +116,12 @@ struct Shared {
   std::string FramePath(const Digest& key) const {  // docs/internals/shared_fs.md
     return directory + "/frames/" + key.Hex().substr(0, 3) + "/" + key.Hex() + ".kvf";
   }
+  // Of RAM: what was touched ahead.
+  uint64_t ResidentBytes() const {
+    constexpr std::string_view kName = "\nterrace_ram_resident_bytes ";
+    const std::string text = metrics.Text();
+    return static_cast<uint64_t>(std::stod(text.substr(text.find(kName) + kName.size())));
+  }
   const std::string directory;
   std::unique_ptr<FileIo> io = RealFileIo();
   SystemClock clock;
@@ -181,6 +188,8 @@ int RestoreMain(const std::string& dir, const std::string& model_path, size_t to
       };
       forget();
       engine.Clear();
+      shared.store->ExpectChunks(bytes);  // As a server says at its start, long before the first request.
+      while (shared.ResidentBytes() < tokens / kChunk * bytes) usleep(1000);
       const double restore = Seconds([&] {
         const auto job = shared.store->Load(chain.space(), chain.keys(), bytes, Later());
         for (size_t i = 0; i < chain.keys().size(); ++i) {

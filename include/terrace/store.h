@@ -73,6 +73,10 @@ class Store {
   virtual std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
                                         TimePoint deadline) = 0;
 
+  // An engine says once how large its chunks are: in the background room for some of them gets its pages before it is
+  // needed.
+  virtual void ExpectChunks(uint64_t payload_bytes) = 0;
+
   // Declined (kFull) if RAM has no room that is not pinned; an error of kind kInvalid if the chunk is already in RAM
   // and every lower tier is never given: then `needed` of Needs is false and the engine need not export.
   virtual Result<SaveSlot> BeginSave(const FrameInfo& info) = 0;

@@ -143,6 +143,7 @@ Result<std::unique_ptr<ModelThread>> ModelThread::Start(const EngineOptions& opt
     Result<KvBridge> bridge = KvBridge::Open(thread->context_.get(), options.chunk_tokens);
     if (bridge) {
       thread->move_buffer_.resize(bridge->chunk_bytes());
+      store.ExpectChunks(bridge->chunk_bytes());
       thread->bridge_ = std::move(*bridge);
     } else if (bridge.error().code == Code::kUnavailable) {
       thread->not_cacheable_ = bridge.error().what;

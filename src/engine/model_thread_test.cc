@@ -72,6 +72,7 @@ class BendingStore final : public Store {
                                 TimePoint deadline) override {
     return std::make_shared<Job>(*this, inner_->Load(space, keys, payload_bytes, deadline));
   }
+  void ExpectChunks(uint64_t payload_bytes) override { inner_->ExpectChunks(payload_bytes); }
   Result<SaveSlot> BeginSave(const FrameInfo& info) override { return inner_->BeginSave(info); }
   bool Needs(const Digest& key) override { return inner_->Needs(key); }
   void Commit(SaveSlot slot) override { inner_->Commit(std::move(slot)); }

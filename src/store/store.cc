@@ -26,9 +26,10 @@ constexpr uint8_t kRam = 0;  // Index of RAM in tier_names(); lower tier i has i
 constexpr uint64_t kScrubBytes = 16 << 20;
 constexpr std::chrono::milliseconds kScrubEvery{1000};
 
-// Chunks of room in RAM that have their pages before they are asked for: first use costs about half a millisecond a
-// MiB.
-constexpr uint64_t kReadyChunks = 2;
+// Room in RAM, at most a quarter of it, that has its pages before it is asked for: first use costs about half a
+// millisecond a MiB, more than reading a frame from the page cache. A prefix of several thousand tokens finds room.
+constexpr uint64_t kReadyBytesMax = 256 << 20;
+constexpr uint64_t kReadyStepBytes = 16 << 20;  // Other work of the store's thread waits no longer than this takes.
 
 // One chunk on its way into RAM, whoever asked first. Others wait for the same flight.
 struct Flight {
@@ -85,6 +86,7 @@ class StoreImpl final : public Store {
   PrefixHit Lookup(std::span<const Digest> keys) override;
   std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
                                 TimePoint deadline) override;
+  void ExpectChunks(uint64_t payload_bytes) override;
   Result<SaveSlot> BeginSave(const FrameInfo& info) override;
   bool Needs(const Digest& key) override;
   void Commit(SaveSlot slot) override;
@@ -121,11 +123,15 @@ class StoreImpl final : public Store {
   void OfferBelow(Lower& lower, RamLease lease);
   Reason WhyUnknown() const;
   void Scrub();
+  void TouchAhead();  // In the background, in steps.
+  void TouchStep();
 
   const std::unique_ptr<RamTier> ram_;
   std::vector<Lower> lower_;
   std::vector<std::string> names_;
   uint64_t window_bytes_ = 0;
+  std::atomic<uint64_t> expected_bytes_{0};
+  std::atomic<bool> touching_ahead_{false};
   std::vector<Counter*> hits_;       // By tier index.
   std::vector<Counter*> hit_bytes_;  // By tier index.
   std::array<Counter*, kReasonCount> misses_{};
@@ -254,12 +260,32 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
     gauge("terrace_tier_quarantined", "Frames found damaged since the start.", i, &TierStats::quarantined);
   }
   gauge("terrace_tier_pinned_bytes", "Bytes that may not be evicted now.", kRam, &TierStats::pinned_bytes);
+  metrics.AddGaugeCallback("terrace_ram_resident_bytes", "Memory that the RAM tier has taken from the system.", {},
+                           [this] { return static_cast<double>(ram_->resident_bytes()); });
   background_.PostAfter(kScrubEvery, [this] { Scrub(); });
 }
 
 StoreImpl::~StoreImpl() {
   Close(std::chrono::steady_clock::now());
   for (Lower& lower : lower_) lower.tier.reset();  // Their last calls back still find everything.
+}
+
+void StoreImpl::ExpectChunks(uint64_t payload_bytes) {
+  expected_bytes_ = payload_bytes;
+  TouchAhead();
+}
+
+void StoreImpl::TouchAhead() {
+  if (!touching_ahead_.exchange(true)) background_.Post([this] { TouchStep(); });
+}
+
+void StoreImpl::TouchStep() {
+  const uint64_t ready_bytes = std::min(ram_->stats().bytes_max / 4, kReadyBytesMax);
+  if (ram_->TouchAhead(expected_bytes_, ready_bytes, kReadyStepBytes) == 0) {
+    touching_ahead_ = false;
+  } else {
+    background_.Post([this] { TouchStep(); });
+  }
 }
 
 void StoreImpl::Scrub() {
@@ -396,6 +422,7 @@ void StoreImpl::Landed(size_t lower, const Staging& staging, const std::shared_p
   lower_[lower].load_seconds->Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
   slot->SetInfo(result.info);
   const std::optional<RamLease> lease = ram_->Commit(std::move(*slot), result.hashes);
+  TouchAhead();
   if (!lease) return Finish(staging, MissItem(Reason::kCancelled));  // The store closes.
   LoadJob::Item item;
   item.outcome = Outcome::kHit;
@@ -463,7 +490,7 @@ void StoreImpl::Commit(SaveSlot slot) {
     if (std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes))) {
       for (Lower& lower : lower_) OfferBelow(lower, *lease);
     }
-    ram_->TouchAhead(kReadyChunks * slot.info.payload_bytes);
+    TouchAhead();
     {
       std::lock_guard lock(mutex_);
       committing_.erase(key);

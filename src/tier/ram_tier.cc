@@ -87,7 +87,6 @@ Result<RamSlot> RamTier::Reserve(const FrameInfo& info) {
     return Fail(Code::kFull, "ram: a chunk of " + std::to_string(info.payload_bytes) +
                                  " bytes is more than the cap of " + std::to_string(arena_->bytes_max()));
   }
-  last_reserved_.store(info.payload_bytes, std::memory_order_relaxed);
   std::optional<RamArena::Slot> memory;
   {
     // Held from the first try to the last: nobody else can take what is evicted here.
@@ -247,10 +246,11 @@ uint64_t RamTier::ScrubSome(uint64_t bytes_max) {
   return read;
 }
 
-uint64_t RamTier::TouchAhead(uint64_t ready_bytes) {
-  const uint64_t payload_bytes = last_reserved_.load(std::memory_order_relaxed);
+uint64_t RamTier::TouchAhead(uint64_t payload_bytes, uint64_t ready_bytes, uint64_t step_bytes) {
   uint64_t touched = 0;
-  while (arena_->TouchAhead(payload_bytes, ready_bytes)) touched += arena_->RoundedBytes(payload_bytes);
+  while (touched < step_bytes && arena_->TouchAhead(payload_bytes, ready_bytes)) {
+    touched += arena_->RoundedBytes(payload_bytes);
+  }
   return touched;
 }
 

@@ -90,10 +90,10 @@ class RamTier final : public Tier {
   // What is damaged is removed, counted and logged. Returns the bytes read.
   uint64_t ScrubSome(uint64_t bytes_max);
 
-  // Gives pages, about 2 ms for 4 MiB, to free room for chunks of the size that was reserved last, until `ready_bytes`
-  // of it are ready or the cap is reached: then Reserve need not. Call it in the background after a Reserve. Returns
-  // the bytes made ready; changes nothing that is visible or counted in stats().
-  uint64_t TouchAhead(uint64_t ready_bytes);
+  // Gives pages, about 2 ms for 4 MiB, to free room for chunks of `payload_bytes`, until `ready_bytes` of it are ready,
+  // the cap is reached or this call has done at least `step_bytes`: then Reserve need not. Call it in the background.
+  // Returns the bytes made ready; changes nothing that is visible or counted in stats().
+  uint64_t TouchAhead(uint64_t payload_bytes, uint64_t ready_bytes, uint64_t step_bytes);
 
   // What the system holds for this tier, freed and not yet reused pages included; never above stats().bytes_max.
   uint64_t resident_bytes() const { return arena_->resident_bytes(); }
@@ -153,7 +153,6 @@ class RamTier final : public Tier {
   const std::unique_ptr<Shard[]> shards_;
   std::atomic<uint64_t> clock_{0};          // Counts uses. Alone: nothing is published by it.
   std::atomic<uint64_t> quarantined_{0};    // Relaxed: a count.
-  std::atomic<uint64_t> last_reserved_{0};  // Relaxed: a guess at the size of the next chunk.
 
   // Held by whatever adds or removes entries, so that links and index change together. Taken before a shard's mutex.
   std::mutex order_mutex_;

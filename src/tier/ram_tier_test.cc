@@ -224,16 +224,17 @@ TEST(RamTier, ScrubberFindsDamageWithinOneRound) {
   EXPECT_EQ(Open(kMiB)->ScrubSome(kMiB), 0u);
 }
 
-TEST(RamTier, RoomIsMadeReadyForTheSizeReservedLast) {
+TEST(RamTier, RoomIsMadeReadyInSteps) {
   auto tier = Open(8 * kMiB);
-  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 0u) << "nobody knows the size yet";
+  constexpr uint64_t kAll = ~uint64_t{0};
   const Result<RamSlot> slot = tier->Reserve(Info(Id(1), Id(0), kMiB));
   ASSERT_TRUE(slot);
-  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 4 * kMiB);
-  EXPECT_EQ(tier->TouchAhead(4 * kMiB), 0u);
+  EXPECT_EQ(tier->TouchAhead(kMiB, 4 * kMiB, 2 * kMiB), 2 * kMiB) << "a step";
+  EXPECT_EQ(tier->TouchAhead(kMiB, 4 * kMiB, kAll), 2 * kMiB);
+  EXPECT_EQ(tier->TouchAhead(kMiB, 4 * kMiB, kAll), 0u);
   EXPECT_EQ(tier->resident_bytes(), 5 * kMiB);
   EXPECT_EQ(tier->stats().bytes, kMiB);
-  EXPECT_EQ(tier->TouchAhead(100 * kMiB), 3 * kMiB);
+  EXPECT_EQ(tier->TouchAhead(kMiB, 100 * kMiB, kAll), 3 * kMiB);
 }
 
 TEST(RamTier, ACapAboveTheMachineIsCutAndSaid) {
