@@ -44,8 +44,7 @@ void DiskIndex::SetInfo(const Digest& key, const FrameInfo& info) {
   Entry* entry = Find(key);
   if (!entry || entry->info) return;
   entry->info = info;
-  AddChild(info);
-  Requeue(key, *entry);
+  order_.Add(key, info.parent, entry->used_ns);
 }
 
 bool DiskIndex::HasInfo(const Digest& key) const {
@@ -66,6 +65,7 @@ std::optional<DiskIndex::Reading> DiskIndex::Acquire(const Digest& key, int64_t 
   };
   if (reading.stamp_file) entry->stamped_ns = now_ns;
   ++entry->readers;
+  order_.Hold(key);
   SetUsed(key, *entry, now_ns);
   return reading;
 }
@@ -75,7 +75,7 @@ void DiskIndex::Release(const Digest& key, uint64_t id) {
   Entry* entry = Find(key);
   if (!entry || entry->id != id) return;
   --entry->readers;
-  Requeue(key, *entry);
+  order_.Release(key);
 }
 
 void DiskIndex::Use(const Digest& key, int64_t now_ns) {
@@ -92,11 +92,11 @@ std::optional<uint64_t> DiskIndex::Remove(const Digest& key, uint64_t id) {
 
 std::optional<DiskIndex::Evicted> DiskIndex::EvictOne() {
   std::lock_guard lock(mutex_);
-  if (leaves_.empty()) return std::nullopt;
-  const Digest key = leaves_.begin()->second;
-  Entry* entry = Find(key);
-  TERRACE_ASSERT(entry && entry->queued);
-  return Evicted{.key = key, .file_bytes = Erase(key, *entry)};
+  const auto next = order_.Oldest();
+  if (!next) return std::nullopt;
+  Entry* entry = Find(next->key);
+  TERRACE_ASSERT(entry && entry->readers == 0);
+  return Evicted{.key = next->key, .file_bytes = Erase(next->key, *entry)};
 }
 
 void DiskIndex::Free(uint64_t file_bytes) {
@@ -109,7 +109,7 @@ bool DiskIndex::Reserve(const FrameInfo& info, uint64_t file_bytes) {
   std::lock_guard lock(mutex_);
   if (bytes_ > bytes_max_ || file_bytes > bytes_max_ - bytes_) return false;
   bytes_ += file_bytes;
-  AddChild(info);
+  if (info.parent != info.key) order_.Hold(info.parent);
   return true;
 }
 
@@ -117,16 +117,17 @@ void DiskIndex::Commit(const FrameInfo& info, uint64_t file_bytes, int64_t now_n
   std::lock_guard lock(mutex_);
   const auto [it, added] = ShardOf(info.key).try_emplace(info.key);
   TERRACE_ASSERT(added);
-  it->second = {.id = ++last_id_, .file_bytes = file_bytes, .used_ns = now_ns, .stamped_ns = now_ns, .info = info};
+  it->second = {.id = ++last_id_, .file_bytes = file_bytes, .stamped_ns = now_ns, .info = info};
   ++frames_;
-  Requeue(info.key, it->second);
+  order_.Add(info.key, info.parent, now_ns);
+  if (info.parent != info.key) order_.Release(info.parent);
 }
 
 void DiskIndex::Abort(const FrameInfo& info, uint64_t file_bytes) {
   std::lock_guard lock(mutex_);
   TERRACE_ASSERT(bytes_ >= file_bytes);
   bytes_ -= file_bytes;
-  DropChild(info, 0);
+  if (info.parent != info.key) order_.Release(info.parent);
 }
 
 std::vector<FrameInfo> DiskIndex::After(const std::optional<Digest>& cursor, size_t limit) const {
@@ -155,49 +156,17 @@ uint64_t DiskIndex::bytes() const {
   return bytes_;
 }
 
-void DiskIndex::Requeue(const Digest& key, Entry& entry) {
-  const bool evictable = entry.info && entry.readers == 0 && !child_counts_.contains(key);
-  if (evictable == entry.queued) return;
-  if (!evictable) return Unqueue(key, entry);
-  leaves_.emplace(entry.used_ns, key);
-  entry.queued = true;
-}
-
-void DiskIndex::Unqueue(const Digest& key, Entry& entry) {
-  if (!entry.queued) return;
-  leaves_.erase({entry.used_ns, key});
-  entry.queued = false;
-}
-
 void DiskIndex::SetUsed(const Digest& key, Entry& entry, int64_t used_ns) {
-  Unqueue(key, entry);
+  if (entry.info) return order_.Use(key, used_ns);
   entry.used_ns = std::max(entry.used_ns, used_ns);
-  Requeue(key, entry);
-}
-
-// A chunk that calls itself its parent has none.
-void DiskIndex::AddChild(const FrameInfo& info) {
-  if (info.parent == info.key) return;
-  ++child_counts_[info.parent];
-  if (Entry* parent = Find(info.parent)) Requeue(info.parent, *parent);
-}
-
-void DiskIndex::DropChild(const FrameInfo& info, int64_t used_ns) {
-  if (info.parent == info.key) return;
-  const auto it = child_counts_.find(info.parent);
-  TERRACE_ASSERT(it != child_counts_.end());
-  if (--it->second == 0) child_counts_.erase(it);
-  if (Entry* parent = Find(info.parent)) SetUsed(info.parent, *parent, used_ns);
 }
 
 uint64_t DiskIndex::Erase(const Digest& key, Entry& entry) {
-  Unqueue(key, entry);
+  for (; entry.readers > 0; --entry.readers) order_.Release(key);
+  if (entry.info) order_.Remove(key);
   const uint64_t file_bytes = entry.file_bytes;
-  const std::optional<FrameInfo> info = entry.info;
-  const int64_t used_ns = entry.used_ns;
   ShardOf(key).erase(key);
   --frames_;
-  if (info) DropChild(*info, used_ns);
   return file_bytes;
 }
 

@@ -4,10 +4,9 @@
 // Bytes are counted from the moment they are promised (Reserve) until the file is gone (Free), so the sum is never less
 // than what is on the disk.
 //
-// Eviction is leaf first: a frame is evicted only while no child of it is here or on its way. Among leaves the least
-// recently used goes; a use of a frame counts as a use of all its ancestors, since an ancestor takes over the time of
-// its last child when it becomes a leaf itself. A frame that was found by its name only (AddListed) is neither evicted
-// nor listed until its header was read (SetInfo), but it is contained and can be loaded.
+// Who is evicted is said by leaf_order.h; a frame is held while it is read, and while a child of it is on its way. One
+// that was found by its name only (AddListed) is neither evicted nor listed until its header was read (SetInfo), but it
+// is contained and can be loaded.
 #pragma once
 
 #include <array>
@@ -15,15 +14,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <shared_mutex>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "terrace/key.h"
 #include "terrace/tier.h"
+#include "tier/leaf_order.h"
 
 namespace terrace {
 
@@ -83,11 +81,10 @@ class DiskIndex {
   struct Entry {
     uint64_t id = 0;
     uint64_t file_bytes = 0;
-    int64_t used_ns = 0;
+    int64_t used_ns = 0;     // Until its header is known; then order_ has it.
     int64_t stamped_ns = 0;  // Time of the last use that its file knows of.
-    uint32_t readers = 0;
+    uint32_t readers = 0;    // So many holds in order_ are theirs.
     std::optional<FrameInfo> info;
-    bool queued = false;  // It is in leaves_, under used_ns.
   };
   using Shard = std::unordered_map<Digest, Entry, DigestHash>;
 
@@ -96,21 +93,16 @@ class DiskIndex {
   const Shard& ShardOf(const Digest& key) const { return shards_[key.bytes[0]]; }
   Entry* Find(const Digest& key);
   const Entry* Find(const Digest& key) const;
-  void Requeue(const Digest& key, Entry& entry);  // In leaves_ if and only if it may be evicted.
-  void Unqueue(const Digest& key, Entry& entry);
   void SetUsed(const Digest& key, Entry& entry, int64_t used_ns);
-  void AddChild(const FrameInfo& info);
-  void DropChild(const FrameInfo& info, int64_t used_ns);
   uint64_t Erase(const Digest& key, Entry& entry);
 
   const uint64_t bytes_max_;
-  mutable std::shared_mutex mutex_;                                // Exclusive for whatever changes something.
-  std::array<Shard, kDiskFanOut> shards_;                          // Guarded by mutex_.
-  std::set<std::pair<int64_t, Digest>> leaves_;                    // Guarded by mutex_. Unused longest first.
-  std::unordered_map<Digest, uint32_t, DigestHash> child_counts_;  // Guarded by mutex_. By parent, here or not.
-  uint64_t frames_ = 0;                                            // Guarded by mutex_.
-  uint64_t bytes_ = 0;                                             // Guarded by mutex_.
-  uint64_t last_id_ = 0;                                           // Guarded by mutex_.
+  mutable std::shared_mutex mutex_;        // Exclusive for whatever changes something.
+  std::array<Shard, kDiskFanOut> shards_;  // Guarded by mutex_.
+  LeafOrder order_;                        // Guarded by mutex_. Frames whose header is known.
+  uint64_t frames_ = 0;                    // Guarded by mutex_.
+  uint64_t bytes_ = 0;                     // Guarded by mutex_.
+  uint64_t last_id_ = 0;                   // Guarded by mutex_.
 };
 
 }  // namespace terrace

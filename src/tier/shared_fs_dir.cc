@@ -16,6 +16,7 @@
 namespace terrace {
 namespace {
 
+constexpr std::string_view kLeaseFile = "collector.lease";
 constexpr std::string_view kFormatFile = "terrace.format";
 constexpr std::string_view kFormatHead = "terrace shared_fs\nversion ";
 constexpr uint32_t kFormatVersion = 1;
@@ -43,6 +44,9 @@ std::string RandomHex(int words) {
   }
   return hex;
 }
+
+// Half a key says enough, and the name stays short.
+std::string TempTail(const Digest& key) { return "." + key.Hex().substr(0, 32) + std::string(kTempSuffix); }
 
 bool LinksRefused(int os_error) { return os_error == EPERM || os_error == EOPNOTSUPP || os_error == ENOSYS; }
 
@@ -154,9 +158,9 @@ std::string SharedFsDir::FramePath(const Digest& key) const {
   return FanOutPath(FanOutOf(key)) + "/" + key.Hex() + std::string(kFrameSuffix);
 }
 
-std::string SharedFsDir::NewTempPath() {
+std::string SharedFsDir::NewTempPath(const Digest* key) {
   const uint64_t n = temp_count_.fetch_add(1, std::memory_order_relaxed);
-  return Path("tmp/") + options_.node + "-" + std::to_string(n) + std::string(kTempSuffix);
+  return Path("tmp/") + options_.node + "-" + std::to_string(n) + (key ? TempTail(*key) : std::string(kTempSuffix));
 }
 
 tl::unexpected<Error> SharedFsDir::Refuse(Error error) const {
@@ -254,8 +258,8 @@ Result<std::string> SharedFsDir::MakeVolumeId() {
   return ReadVolumeId();  // Another node may have been faster: its id holds.
 }
 
-Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write) {
-  std::string path = NewTempPath();
+Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write, const Digest* key) {
+  std::string path = NewTempPath(key);
   auto file = io_.Open(path, OpenMode::kCreateNew, options_.file_permissions);
   if (!file) return tl::unexpected(file.error());
   Result<void> done = write(**file);
@@ -276,19 +280,21 @@ Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<cons
     hashes = &own;
   }
   const FrameHeader header = EncodeFrameHeader(info, clock_.WallNs(), *hashes);
-  return WriteWhole([&](File& file) -> Result<void> {
-    Result<void> done = file.WriteAt(0, header);
-    for (size_t at = 0; done && at < payload.size(); at += kWriteBytes) {
-      if (stop()) return Fail(Code::kCancelled, "stopped");
-      done = file.WriteAt(kFrameHeaderBytes + at, payload.subspan(at, std::min(kWriteBytes, payload.size() - at)));
-    }
-    static constexpr std::array<std::byte, 4096> kZeros{};
-    const size_t padding = PaddedBytes(payload.size()) - payload.size();
-    if (done && padding > 0) {
-      done = file.WriteAt(kFrameHeaderBytes + payload.size(), std::span(kZeros).first(padding));
-    }
-    return done;
-  });
+  return WriteWhole(
+      [&](File& file) -> Result<void> {
+        Result<void> done = file.WriteAt(0, header);
+        for (size_t at = 0; done && at < payload.size(); at += kWriteBytes) {
+          if (stop()) return Fail(Code::kCancelled, "stopped");
+          done = file.WriteAt(kFrameHeaderBytes + at, payload.subspan(at, std::min(kWriteBytes, payload.size() - at)));
+        }
+        static constexpr std::array<std::byte, 4096> kZeros{};
+        const size_t padding = PaddedBytes(payload.size()) - payload.size();
+        if (done && padding > 0) {
+          done = file.WriteAt(kFrameHeaderBytes + payload.size(), std::span(kZeros).first(padding));
+        }
+        return done;
+      },
+      &info.key);
 }
 
 Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& name) {
@@ -498,15 +504,19 @@ Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out) {
   return found;
 }
 
-Result<void> SharedFsDir::RemoveStale(std::chrono::seconds age) {
-  // The clock that stamps the files is the file server's. Ask it by writing one: ours may differ by any amount.
-  const std::byte any{0};
-  const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
+Result<int64_t> SharedFsDir::ServerNow() {
+  const auto temp = WriteWhole([](File&) { return Result<void>{}; });  // A full server tells the time, too.
   if (!temp) return tl::unexpected(temp.error());
-  const auto now = io_.Stat(*temp);
+  const auto stat = io_.Stat(*temp);
   (void)io_.Unlink(*temp);
+  if (!stat) return tl::unexpected(stat.error());
+  return stat->mtime_ns;
+}
+
+Result<void> SharedFsDir::RemoveStale(std::chrono::seconds age) {
+  const auto now = ServerNow();
   if (!now) return tl::unexpected(now.error());
-  const int64_t oldest = now->mtime_ns - std::chrono::nanoseconds(age).count();
+  const int64_t oldest = *now - std::chrono::nanoseconds(age).count();
   if (auto removed = RemoveOlder(Path("tmp"), kTempSuffix, oldest); !removed) return removed;
   return RemoveOlder(Path("nodes"), kJournalSuffix, oldest);
 }
@@ -524,6 +534,66 @@ Result<void> SharedFsDir::RemoveOlder(const std::string& directory, std::string_
     return removed;
   }
   return {};
+}
+
+bool SharedFsDir::OthersWrite(const Digest& key) {
+  const auto names = io_.List(Path("tmp"));
+  if (!names) return false;
+  const std::string own = options_.node + "-";
+  const std::string tail = TempTail(key);
+  return std::any_of(names->begin(), names->end(),
+                     [&](const std::string& name) { return name.ends_with(tail) && !name.starts_with(own); });
+}
+
+Result<uint64_t> SharedFsDir::TempBytes(const std::function<bool(std::string_view node)>& counts) {
+  const auto names = io_.List(Path("tmp"));
+  if (!names) return tl::unexpected(names.error());
+  uint64_t bytes = 0;
+  for (const std::string& name : *names) {
+    if (!counts(std::string_view(name).substr(0, name.rfind('-')))) continue;
+    if (const auto stat = io_.Stat(Path("tmp/") + name)) bytes += stat->bytes;
+  }
+  return bytes;
+}
+
+// Opened, since an NFS client remembers what a name stood for.
+Result<std::optional<FileStat>> SharedFsDir::LookAtLease() {
+  const auto file = io_.Open(Path(std::string(kLeaseFile)), OpenMode::kRead);
+  if (!file && file.error().os_error == ENOENT) return std::nullopt;
+  if (!file) return tl::unexpected(file.error());
+  const auto stat = (*file)->Stat();
+  if (!stat) return tl::unexpected(stat.error());
+  return *stat;
+}
+
+// An empty file, so that a full server grants it, too: whose it is says its identity, and how old it is its time. Each
+// renewal is a new file in its place.
+Result<bool> SharedFsDir::HoldLease(int64_t now_ns, std::chrono::milliseconds life) {
+  const std::string path = Path(std::string(kLeaseFile));
+  const auto there = LookAtLease();
+  if (!there) return tl::unexpected(there.error());
+  const bool ours = *there && lease_ && SameFile(**there, *lease_);
+  if (*there && !ours && now_ns - (*there)->mtime_ns < std::chrono::nanoseconds(life).count()) return false;
+  const auto temp = WriteWhole([](File&) { return Result<void>{}; });
+  if (!temp) return tl::unexpected(temp.error());
+  const auto made = io_.Stat(*temp);
+  Result<void> named = made ? Result<void>{} : tl::unexpected(made.error());
+  if (made) named = *there ? io_.Rename(*temp, path) : GiveName(*temp, path);
+  if (!named || !*there) (void)io_.Unlink(*temp);
+  if (!named && named.error().os_error == EEXIST) return false;
+  if (!named) return tl::unexpected(named.error());
+  lease_ = *made;
+  if (ours) return true;
+  // Of two that found it free or old at once, the later one has it.
+  const auto now = LookAtLease();
+  if (!now) return tl::unexpected(now.error());
+  return *now && SameFile(**now, *lease_);
+}
+
+void SharedFsDir::LeaveLease() {
+  const auto there = LookAtLease();
+  if (there && *there && lease_ && SameFile(**there, *lease_)) (void)io_.Unlink(Path(std::string(kLeaseFile)));
+  lease_.reset();
 }
 
 }  // namespace terrace

@@ -4,8 +4,9 @@
 //
 //   ROOT/terrace.format                 Version and volume id; a directory without it is none of ours.
 //   ROOT/frames/<3 hex>/<64 hex>.kvf    A frame a file, by its key.
-//   ROOT/tmp/<node>-<n>.tmp             Frames being written.
+//   ROOT/tmp/<node>-<n>.<32 hex>.tmp    Frames being written, with the first half of their key; others without.
 //   ROOT/nodes/<node>-<n>.log           Journals (shared_fs_journal.h).
+//   ROOT/collector.lease                Held by the node that keeps the bounds (shared_fs_collector.h).
 //   ROOT/quarantine/                    A few damaged frames, for people to look at.
 #pragma once
 
@@ -94,9 +95,22 @@ class SharedFsDir {
   Result<std::vector<size_t>> ListFanOut();
   Result<std::vector<Digest>> ListFrames(size_t fan_out);
 
+  // The file server's clock, which stamps all files: the time of a file just made. Ours may differ by any amount.
+  Result<int64_t> ServerNow();
   // Removes temporaries and journals that nobody wrote to for `age`, by the file server's clock: what dead nodes left.
   Result<void> RemoveStale(std::chrono::seconds age);
+  // Another node is writing the frame of this key, or died at it. One listing.
+  bool OthersWrite(const Digest& key);
+  // Of the temporaries in tmp/ whose node says so.
+  Result<uint64_t> TempBytes(const std::function<bool(std::string_view node)>& counts);
+  Result<FileIo::Space> FreeSpace() { return io_.FreeSpace(options_.root); }
 
+  // Takes the lease if nobody has renewed it for `life` before `now_ns` (the file server's time), renews it if it is
+  // ours. False: another node has it. Two may hold it for a moment; the later one has it at the next call.
+  Result<bool> HoldLease(int64_t now_ns, std::chrono::milliseconds life);
+  void LeaveLease();
+
+  const std::string& root() const { return options_.root; }
   std::string JournalDirectory() const { return Path("nodes"); }
 
  private:
@@ -107,13 +121,14 @@ class SharedFsDir {
   std::string Path(const std::string& name) const { return options_.root + "/" + name; }
   std::string FanOutPath(size_t fan_out) const;
   std::string FramePath(const Digest& key) const;
-  std::string NewTempPath();
+  std::string NewTempPath(const Digest* key);
   tl::unexpected<Error> Refuse(Error error) const;
   Result<void> MakeLayout();
   Result<std::string> ReadVolumeId();
   Result<std::string> MakeVolumeId();
   // A new file with these bytes, durable, or none.
-  Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write);
+  Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write, const Digest* key = nullptr);
+  Result<std::optional<FileStat>> LookAtLease();
   // EEXIST if the name is taken. `temp` may or may not be there afterwards.
   Result<void> GiveName(const std::string& temp, const std::string& name);
   OpenFrame OpenAndProve(const Digest& key);
@@ -129,6 +144,7 @@ class SharedFsDir {
   std::atomic<uint64_t> quarantined_{0};    // Relaxed: a count.
   std::atomic<bool> links_refused_{false};  // Relaxed: a hint, learnt anew by whoever misses it.
   std::optional<uint64_t> joined_device_;   // Join and Revisit are called by one thread at a time.
+  std::optional<FileStat> lease_;           // The file that we made the lease, by one thread at a time.
   std::mutex quarantine_mutex_;  // Held over the rare I/O that sets a frame aside: its bound is counted, and one file
                                  // moved, once.
 };

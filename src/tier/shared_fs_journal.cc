@@ -1,6 +1,7 @@
 #include "tier/shared_fs_journal.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
@@ -22,6 +23,7 @@ constexpr size_t kAtParent = 72;
 constexpr size_t kAtPayloadBytes = 104;
 constexpr size_t kAtFirstToken = 112;
 constexpr size_t kAtTokenCount = 116;
+constexpr size_t kAtTime = 112;      // In place of the two, if the record is none of a frame.
 constexpr size_t kAtChecksum = 120;  // XXH3-64 of all before it.
 
 constexpr std::string_view kSuffix = ".log";
@@ -55,8 +57,12 @@ EncodedRecord EncodeJournalRecord(const JournalRecord& record) {
   std::memcpy(r.data() + kAtKey, record.key.bytes.data(), 32);
   std::memcpy(r.data() + kAtParent, record.parent.bytes.data(), 32);
   Put(r, kAtPayloadBytes, record.payload_bytes);
-  Put(r, kAtFirstToken, record.first_token);
-  Put(r, kAtTokenCount, record.token_count);
+  if (record.kind == JournalRecord::Kind::kPublished) {
+    Put(r, kAtFirstToken, record.first_token);
+    Put(r, kAtTokenCount, record.token_count);
+  } else {
+    Put(r, kAtTime, record.time_ns);
+  }
   Put(r, kAtChecksum, Checksum(r));
   return r;
 }
@@ -67,14 +73,18 @@ std::optional<JournalRecord> DecodeJournalRecord(std::span<const std::byte> byte
   if (Get<uint64_t>(bytes, kAtChecksum) != Checksum(bytes)) return std::nullopt;
   JournalRecord record;
   const auto kind = Get<uint32_t>(bytes, kAtKind);
-  if (kind != 1 && kind != 2) return std::nullopt;
+  if (kind < 1 || kind > 5) return std::nullopt;
   record.kind = static_cast<JournalRecord::Kind>(kind);
   std::memcpy(record.space.bytes.data(), bytes.data() + kAtSpace, 32);
   std::memcpy(record.key.bytes.data(), bytes.data() + kAtKey, 32);
   std::memcpy(record.parent.bytes.data(), bytes.data() + kAtParent, 32);
   record.payload_bytes = Get<uint64_t>(bytes, kAtPayloadBytes);
-  record.first_token = Get<uint32_t>(bytes, kAtFirstToken);
-  record.token_count = Get<uint32_t>(bytes, kAtTokenCount);
+  if (record.kind == JournalRecord::Kind::kPublished) {
+    record.first_token = Get<uint32_t>(bytes, kAtFirstToken);
+    record.token_count = Get<uint32_t>(bytes, kAtTokenCount);
+  } else {
+    record.time_ns = Get<int64_t>(bytes, kAtTime);
+  }
   return record;
 }
 
@@ -145,6 +155,7 @@ void JournalWriter::Rotate() {
 }
 
 Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>& apply) {
+  heard_all_ = false;
   auto names = io_.List(directory_);
   if (!names) return Fail(names.error(), "journals");
   std::map<std::string, uint64_t> newest;  // By node.
@@ -160,12 +171,14 @@ Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>
   std::sort(journals.begin(), journals.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second.node, a.second.number) < std::pair(b.second.node, b.second.number);
   });
+  heard_all_ = true;
+  std::erase_if(peers_, [&](const auto& peer) { return !newest.contains(peer.first); });
   std::map<std::string, Tail> kept;
   for (const auto& [name, parsed] : journals) {
     Tail& tail = kept[name] = tails_[name];
     if (tail.complete) continue;
     const uint64_t before = tail.offset;
-    ReadTail(directory_ + "/" + name, tail, apply);
+    ReadTail(directory_ + "/" + name, tail, peers_[parsed.node], apply);
     // The listing that showed its successor came before this read: nothing was appended since.
     tail.complete = parsed.number < newest[parsed.node] && tail.offset == before && tail.bad_polls == 0;
   }
@@ -173,24 +186,47 @@ Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>
   return {};
 }
 
-void JournalReader::ReadTail(const std::string& path, Tail& tail,
+void JournalReader::Forget(const std::string& node) {
+  const auto peer = peers_.find(node);
+  if (peer != peers_.end()) peer->second = {.written_ns = peer->second.written_ns, .gone = true};
+}
+
+void JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& peer,
                              const std::function<void(const JournalRecord&)>& apply) {
   auto file = io_.Open(path, OpenMode::kRead);
-  if (!file) return;  // Removed since the listing, or trouble: the next poll sees.
+  if (!file) {
+    // Removed since the listing, or trouble: the next poll sees.
+    if (file.error().os_error != ENOENT) heard_all_ = false;
+    return;
+  }
   const auto stat = (*file)->Stat();
-  if (!stat || stat->bytes < tail.offset) return;
+  if (!stat) {
+    heard_all_ = false;
+    return;
+  }
+  if (!stat->is_file) return;  // A stranger's.
+  peer.written_ns = std::max(peer.written_ns, stat->mtime_ns);
+  if (stat->bytes < tail.offset) return;
   std::vector<std::byte> buffer;
   while (stat->bytes - tail.offset >= kJournalRecordBytes) {
     const uint64_t records = std::min<uint64_t>(kReadRecords, (stat->bytes - tail.offset) / kJournalRecordBytes);
     buffer.resize(records * kJournalRecordBytes);
     const auto read = (*file)->ReadAt(tail.offset, buffer);
-    if (!read) return;
+    if (!read) {
+      heard_all_ = false;
+      return;
+    }
     for (size_t at = 0; at + kJournalRecordBytes <= *read; at += kJournalRecordBytes) {
-      const auto record = DecodeJournalRecord(std::span(buffer).subspan(at, kJournalRecordBytes));
+      auto record = DecodeJournalRecord(std::span(buffer).subspan(at, kJournalRecordBytes));
       if (!record) {
         const bool followed = stat->bytes - tail.offset >= 2 * kJournalRecordBytes;
         if (!followed || ++tail.bad_polls < kBadPollsMax) return;
+      } else if (record->kind == JournalRecord::Kind::kNode) {
+        peer.claimed_bytes = record->payload_bytes;
+        peer.gone = false;
+        tail.time_ns = record->time_ns;
       } else {
+        if (record->kind == JournalRecord::Kind::kPublished) record->time_ns = tail.time_ns;
         apply(*record);
       }
       tail.bad_polls = 0;

@@ -24,7 +24,14 @@
 namespace terrace {
 
 struct JournalRecord {
-  enum class Kind : uint32_t { kPublished = 1, kRemoved = 2 };
+  enum class Kind : uint32_t {
+    kPublished = 1,
+    kRemoved = 2,  // Erased or set aside; the key alone, like the next two.
+    kUsed = 3,     // Somebody loaded it, at time_ns.
+    kEvicted = 4,  // A collector took it away.
+    kNode =
+        5,  // Of the node itself: what it claims (payload_bytes, see shared_fs_room.h), and the time of what follows.
+  };
   Kind kind = Kind::kPublished;
   Digest space;
   Digest key;
@@ -32,6 +39,8 @@ struct JournalRecord {
   uint64_t payload_bytes = 0;
   uint32_t first_token = 0;
   uint32_t token_count = 0;
+  // The file server's. A record of kPublished has none of its own: a reader gives it that of the kNode before it.
+  int64_t time_ns = 0;
   bool operator==(const JournalRecord&) const = default;
 };
 
@@ -85,20 +94,39 @@ class JournalReader {
   // left for the next poll; an error means that the listing failed.
   Result<void> Poll(const std::function<void(const JournalRecord&)>& apply);
   // From the beginning of every journal again.
-  void Reset() { tails_.clear(); }
+  void Reset() {
+    tails_.clear();
+    peers_.clear();
+  }
+  // The last Poll heard everything that any node had made durable before it began.
+  bool heard_all() const { return heard_all_; }
+
+  struct Peer {
+    uint64_t claimed_bytes = 0;
+    int64_t written_ns = 0;  // Of its newest journal.
+    bool gone = false;       // Forgotten, until it writes again.
+  };
+  // By node; those with a journal.
+  const std::map<std::string, Peer>& peers() const { return peers_; }
+  // It is dead, and what it left has been counted.
+  void Forget(const std::string& node);
 
  private:
   struct Tail {
     uint64_t offset = 0;    // Everything before it was handed out.
     int bad_polls = 0;      // Polls that found the record at `offset` wrong.
+    int64_t time_ns = 0;    // Of the last kNode record.
     bool complete = false;  // Read to its end after its node had begun the next one.
   };
-  void ReadTail(const std::string& path, Tail& tail, const std::function<void(const JournalRecord&)>& apply);
+  void ReadTail(const std::string& path, Tail& tail, Peer& peer,
+                const std::function<void(const JournalRecord&)>& apply);
 
   const std::string directory_;
   const std::string own_node_;
   FileIo& io_;
   std::map<std::string, Tail> tails_;  // By file name; only what the last listing had.
+  std::map<std::string, Peer> peers_;
+  bool heard_all_ = false;
 };
 
 }  // namespace terrace

@@ -17,13 +17,18 @@ namespace terrace {
 namespace {
 
 JournalRecord Record(uint64_t n) {
-  return {.kind = n % 5 == 4 ? JournalRecord::Kind::kRemoved : JournalRecord::Kind::kPublished,
-          .space = Sha256Of("space"),
-          .key = Sha256Of("key " + std::to_string(n)),
-          .parent = Sha256Of("key " + std::to_string(n - 1)),
-          .payload_bytes = 1000 + n,
-          .first_token = static_cast<uint32_t>(256 * n),
-          .token_count = 256};
+  JournalRecord record{.kind = n % 5 == 4 ? JournalRecord::Kind::kRemoved : JournalRecord::Kind::kPublished,
+                       .space = Sha256Of("space"),
+                       .key = Sha256Of("key " + std::to_string(n)),
+                       .parent = Sha256Of("key " + std::to_string(n - 1)),
+                       .payload_bytes = 1000 + n};
+  if (record.kind == JournalRecord::Kind::kPublished) {
+    record.first_token = static_cast<uint32_t>(256 * n);
+    record.token_count = 256;
+  } else {
+    record.time_ns = static_cast<int64_t>(n) << 40;
+  }
+  return record;
 }
 std::vector<JournalRecord> Records(uint64_t begin, uint64_t end) {
   std::vector<JournalRecord> records;
@@ -225,6 +230,48 @@ TEST_F(SharedFsJournal, AJournalThatCannotBeReadNowIsReadLater) {
   EXPECT_EQ(Poll(reader_), Records(10, 12));
   io_.SetRule(nullptr);
   EXPECT_EQ(Poll(reader_), Records(0, 2));
+}
+
+TEST_F(SharedFsJournal, ANodesRecordTellsItsClaimAndTheTimeOfWhatFollows) {
+  const auto node = [](uint64_t claimed_bytes, int64_t time_ns) {
+    return JournalRecord{.kind = JournalRecord::Kind::kNode, .payload_bytes = claimed_bytes, .time_ns = time_ns};
+  };
+  JournalWriter writer = Writer("other");
+  const JournalRecord first[] = {node(300, 7000), Record(1), Record(4)};
+  ASSERT_TRUE(writer.Append(first));
+  const std::vector<JournalRecord> seen = Poll(reader_);
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0].time_ns, 7000);
+  EXPECT_EQ(seen[1], Record(4)) << "it has a time of its own";
+  EXPECT_TRUE(reader_.heard_all());
+  ASSERT_EQ(reader_.peers().count("other"), 1u);
+  EXPECT_EQ(reader_.peers().at("other").claimed_bytes, 300u);
+  EXPECT_GT(reader_.peers().at("other").written_ns, 0);
+
+  writer.Rotate();
+  const JournalRecord second[] = {node(500, 8000)};
+  ASSERT_TRUE(writer.Append(second));
+  EXPECT_TRUE(Poll(reader_).empty());
+  EXPECT_EQ(reader_.peers().at("other").claimed_bytes, 500u);
+  reader_.Forget("other");
+  EXPECT_EQ(reader_.peers().at("other").claimed_bytes, 0u);
+  const JournalRecord third[] = {node(100, 9000)};
+  ASSERT_TRUE(writer.Append(third));
+  EXPECT_TRUE(Poll(reader_).empty());
+  EXPECT_EQ(reader_.peers().at("other").claimed_bytes, 100u) << "it was not dead";
+}
+
+TEST_F(SharedFsJournal, WhoCouldNotReadAJournalHasNotHeardAll) {
+  JournalWriter writer = Writer("other");
+  ASSERT_TRUE(writer.Append(Records(0, 3)));
+  for (const auto op : {FaultyFileIo::kOpen, FaultyFileIo::kFileStat, FaultyFileIo::kRead}) {
+    io_.SetRule([op](const FaultyFileIo::Call& call) { return FaultyFileIo::Verdict{call.op == op ? EIO : 0}; });
+    EXPECT_TRUE(Poll(reader_).empty());
+    EXPECT_FALSE(reader_.heard_all()) << op;
+  }
+  io_.SetRule({});
+  EXPECT_EQ(Poll(reader_), Records(0, 3));
+  EXPECT_TRUE(reader_.heard_all());
 }
 
 TEST_F(SharedFsJournal, AListingThatFailsIsAnError) {

@@ -8,8 +8,11 @@
 #include <cstdio>
 #include <functional>
 #include <iterator>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -21,6 +24,7 @@
 #include "tier/shared_fs_dir.h"
 #include "tier/shared_fs_index.h"
 #include "tier/shared_fs_journal.h"
+#include "tier/shared_fs_room.h"
 
 namespace terrace {
 namespace {
@@ -39,6 +43,36 @@ constexpr size_t kPendingRecordsMax = 65536;
 
 constexpr std::chrono::minutes kCleanEvery{10};
 
+// A save that waits, for room or for another node, looks again.
+constexpr std::chrono::milliseconds kSaveRetry{20};
+
+// Looking whether another node writes the same frame costs a listing, 1 ms over NFS; a frame of this size takes 80 ms
+// and more. The wait is for 200 MB at 100 MB/s; then the other one is dead, or so slow that we may be faster.
+constexpr size_t kShareWorkBytes = 8 << 20;
+constexpr std::chrono::seconds kOthersWriteMax{2};
+
+// Between two steps of a collection, of 64 frames each: 3,000 frames a second at most.
+constexpr std::chrono::milliseconds kCollectPause{20};
+
+// While saves wait for room, journals are read more often.
+constexpr std::chrono::milliseconds kPollPressed{100};
+
+// Room claimed beyond what is needed now: an eighth of what is free, so that others find the rest, and a claim costs an
+// append of the journal only now and then.
+constexpr uint64_t kSpareShare = 8;
+constexpr uint64_t kSpareMax = 256ull << 20;
+
+// A claim that nobody needs any more is given back.
+constexpr std::chrono::seconds kClaimIdle{1};
+
+// Uses wait so long for an append that is made anyway.
+constexpr std::chrono::seconds kUsesWait{30};
+
+// A record of an eviction that comes within this time of the word that its frame is there may be the older of the two.
+constexpr int64_t kNewsOvertakeNs = 60'000'000'000;
+
+constexpr int64_t kTimeUnknown = std::numeric_limits<int64_t>::min();
+
 // Unique among all processes, ever: host, process and random bits, since process ids return and containers share host
 // names.
 std::string NodeName() {
@@ -47,7 +81,7 @@ std::string NodeName() {
   std::random_device random;
   char tail[40];
   std::snprintf(tail, sizeof tail, "-%d-%08x", static_cast<int>(getpid()), random());
-  return EncodeName(host) + tail;
+  return EncodeName(host).substr(0, 100) + tail;  // Names of files are made of it.
 }
 
 LoadResult Miss(Reason reason) { return {.outcome = Outcome::kMiss, .reason = reason}; }
@@ -71,24 +105,58 @@ class SharedFsTier final : public Tier {
 
  private:
   LoadResult LoadOne(const LoadItem& item, TimePoint deadline, const LoadBatch& batch);
-  SaveResult SaveOne(const SaveItem& item, const SaveBatch& batch);
+  // A save on its way: it may come back to its thread several times.
+  struct PendingSave {
+    SaveItem item;
+    std::shared_ptr<SaveBatch> done;
+    size_t index = 0;
+    std::optional<TimePoint> room_until;    // It waits for room.
+    std::optional<TimePoint> others_until;  // It waits, or has waited, for another node that writes the same frame.
+  };
+  void PostSave(std::shared_ptr<PendingSave> save, std::chrono::milliseconds delay);
+  void EndSave(PendingSave& save, SaveResult result);
+  std::optional<SaveResult> SaveOne(PendingSave& save);  // Nothing: not yet.
+  std::optional<SaveResult> OthersSave(PendingSave& save, bool& wait);
+  bool HasRoom(PendingSave& save);
+  SaveResult Write(const SaveItem& item);
+  SaveResult SaveFailed(const FrameInfo& info, Error error);
+  bool Believe(const FrameInfo& info, int64_t used_ns);  // The frame is there. False if that was known.
   Result<SharedFsDir::Published> PublishOne(const std::string& temp, const FrameInfo& info);
   void EraseOne(const Digest& key);
   bool Erasing(const Digest& key);
   void SetAside(const Digest& key, const FrameProof& proof);
   bool MustStop() const;
+  int64_t ServerNs() const;
+  void NoteUse(const Digest& key);
 
   // On the background thread only (Start: before it begins; Close: after it ended).
   void Poll();
   Result<void> CheckDirectory();
   void EnterVolume(const std::string& id);
-  void ReadJournals();
+  bool ReadJournals();
+  void Hear(const JournalRecord& record);
   void PostScanStep();
   void ScanStep();
   bool ScanNextDirectory();
   void ScanFrame(const Digest& key);
-  void ResolveDoubt(const Digest& key);
-  void FlushJournal();
+  void ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys);
+  void EndScan();
+  void CountWhatTheDeadLeft();
+  // With a bound, `claim` goes with it; without one, what is granted now.
+  bool FlushJournal(std::optional<uint64_t> claim = std::nullopt);
+
+  // Bounds.
+  void LearnTime();
+  void KeepBounds();
+  void PostClaim();
+  void ClaimRoom();
+  void RenewClaim();
+  void NoticeTheDead();
+  bool IsAlive(std::string_view node) const;
+  uint64_t OthersClaim() const;
+  uint64_t Claimed() const { return OthersClaim() + claim_ + left_bytes_; }
+  uint64_t RoomForUs();
+  void PostCollect();
 
   void Announce(JournalRecord::Kind kind, const FrameInfo& info);
 
@@ -96,11 +164,15 @@ class SharedFsTier final : public Tier {
   const SharedFsDeps deps_;
   const TierInfo info_;
   const std::string node_;
+  const SharedFsBounds bounds_;
   Counter& load_failures_;
   Counter& save_failures_;
   SharedFsDir dir_;
   SharedFsIndex index_;
+  SharedFsRoom room_;
 
+  std::atomic<int64_t> server_offset_ns_{kTimeUnknown};  // Relaxed: server time less steady time, for stamps.
+  std::atomic<bool> claim_posted_{false};                // Relaxed: saves a posting.
   std::atomic<bool> available_{false};    // Relaxed: a hint that saves doomed I/O; written by the background thread.
   std::atomic<bool> index_ready_{false};  // Relaxed: as above.
   std::atomic<bool> closing_{false};      // Relaxed: the job sets do the real closing.
@@ -127,13 +199,24 @@ class SharedFsTier final : public Tier {
     TimePoint begun;
     std::vector<size_t> directories;  // Not yet listed.
     std::vector<Digest> frames;       // Of the last one listed, not yet proven.
+    std::set<std::string> dead;       // Nodes that were dead when it began: it finds what they left.
   } scan_;
-  std::vector<Digest> doubted_;  // Said to be removed, and not yet looked for. As many as a poll reads records.
+  // Said to be removed, and not yet looked for, by directory. As many as a poll reads records.
+  std::map<size_t, std::vector<Digest>> doubted_;
+  SharedFsCollector collector_;
+  bool collect_posted_ = false;
+  std::set<std::string> dead_;  // Nodes that died with a claim. It holds until a scan has found what they left.
+  uint64_t left_bytes_ = 0;     // Temporaries of the dead, when last looked.
+  uint64_t claim_ = 0;          // What our journal says.
+  TimePoint appended_at_;       // When the last append that succeeded began.
+  TimePoint time_at_;           // When to ask for the server's time again.
   bool scan_posted_ = false;
   TimePoint scan_at_, clean_at_;
 
   std::mutex journal_mutex_;
   std::vector<JournalRecord> pending_;  // Guarded by journal_mutex_.
+  std::vector<JournalRecord> uses_;     // Guarded by journal_mutex_. They go with the next append.
+  TimePoint uses_since_;                // Guarded by journal_mutex_. Of the oldest of them.
   bool flush_posted_ = false;           // Guarded by journal_mutex_.
   TimePoint flushed_at_;                // Guarded by journal_mutex_.
 
@@ -150,6 +233,7 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
       deps_(deps),
       info_{.name = kTierName, .durable = true, .shared = true, .best_in_flight = options.load_threads},
       node_(NodeName()),
+      bounds_(options.bounds),
       load_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
                                              {{"tier", kTierName}, {"operation", "load"}})),
       save_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
@@ -159,11 +243,15 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
             .file_permissions = options.file_permissions,
             .directory_permissions = options.directory_permissions,
             .quarantine_files_max = options.quarantine_files_max,
-            .quarantine_bytes_max = options.quarantine_bytes_max},
+            .quarantine_bytes_max = options.bounds.bytes_max == 0 ? options.quarantine_bytes_max
+                                                                  : std::min(options.quarantine_bytes_max,
+                                                                             options.bounds.quarantine_bytes_max())},
            deps.io, deps.clock, deps.metrics),
       unavailable_since_(deps.clock.Now()),
       reader_(dir_.JournalDirectory(), node_, deps.io),
       writer_({.directory = dir_.JournalDirectory(), .node = node_, .permissions = options.file_permissions}, deps.io),
+      collector_({.bounds = options.bounds, .lease_life = options.claim_life / 2}, dir_, index_, deps.clock,
+                 deps.metrics),
       own_load_(deps.load ? nullptr : std::make_unique<ThreadPool>("terrace-fs-load", options.load_threads)),
       own_save_(deps.save ? nullptr : std::make_unique<ThreadPool>("terrace-fs-save", kSaveThreads)),
       own_background_(deps.background ? nullptr : std::make_unique<ThreadPool>("terrace-fs-index", 1)),
@@ -232,6 +320,7 @@ LoadResult SharedFsTier::LoadOne(const LoadItem& item, TimePoint deadline, const
   if (proof.set_aside) SetAside(item.key, proof);
   switch (proof.reason) {
     case Reason::kNone: {
+      NoteUse(item.key);
       SegmentHashes hashes =
           proof.frame.segment_bytes == kSegmentBytes ? std::move(proof.frame.segments) : HashSegments(item.into);
       return {.outcome = Outcome::kHit,
@@ -269,48 +358,127 @@ void SharedFsTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> 
       saves_queued_.fetch_sub(1, std::memory_order_relaxed);
       done->Settle(i, Declined(Reason::kFull));
     } else {
-      saves_.Add({.run =
-                      [this, i, done, item = std::move(items[i])] {
-                        saves_queued_.fetch_sub(1, std::memory_order_relaxed);
-                        done->Settle(i, SaveOne(item, *done));
-                      },
-                  .drop =
-                      [this, i, done] {
-                        saves_queued_.fetch_sub(1, std::memory_order_relaxed);
-                        abandoned_.fetch_add(1, std::memory_order_relaxed);
-                        done->Settle(i, Declined(Reason::kCancelled));
-                      }});
+      auto save = std::make_shared<PendingSave>();
+      *save = {.item = std::move(items[i]), .done = done, .index = i};
+      PostSave(std::move(save), std::chrono::milliseconds(0));
     }
   }
 }
 
-SaveResult SharedFsTier::SaveOne(const SaveItem& item, const SaveBatch& batch) {
-  if (batch.cancelled()) return Declined(Reason::kCancelled);
+void SharedFsTier::PostSave(std::shared_ptr<PendingSave> save, std::chrono::milliseconds delay) {
+  saves_.Add({.run =
+                  [this, save] {
+                    saves_queued_.fetch_sub(1, std::memory_order_relaxed);
+                    if (std::optional<SaveResult> result = SaveOne(*save)) return EndSave(*save, *std::move(result));
+                    saves_queued_.fetch_add(1, std::memory_order_relaxed);
+                    PostSave(save, kSaveRetry);
+                  },
+              .drop =
+                  [this, save] {
+                    saves_queued_.fetch_sub(1, std::memory_order_relaxed);
+                    abandoned_.fetch_add(1, std::memory_order_relaxed);
+                    EndSave(*save, Declined(Reason::kCancelled));
+                  }},
+             delay);
+}
+
+void SharedFsTier::EndSave(PendingSave& save, SaveResult result) {
+  if (save.room_until) room_.Unwant(FrameBytes(save.item.info.payload_bytes));
+  save.done->Settle(save.index, std::move(result));
+}
+
+std::optional<SaveResult> SharedFsTier::SaveOne(PendingSave& save) {
+  if (save.done->cancelled()) return Declined(Reason::kCancelled);
   if (!available_.load(std::memory_order_relaxed)) return Declined(Reason::kUnavailable);
+  const SaveItem& item = save.item;
   const FrameInfo& info = item.info;
-  if (index_.Contains(info.key)) return {.outcome = Outcome::kHit, .existed = true};
-  const auto failed = [&](Error error) -> SaveResult {
-    save_failures_.Add();
-    const Reason reason = error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable;
-    return {.outcome = Outcome::kFailed,
-            .reason = reason,
-            .error = Fail(std::move(error), "shared_fs: save " + info.key.Hex()).value()};
-  };
+  if (index_.Contains(info.key)) {
+    NoteUse(info.key);
+    return SaveResult{.outcome = Outcome::kHit, .existed = true};
+  }
   if (item.payload.size() != info.payload_bytes || item.payload.empty() ||
       item.payload.size() > kFramePayloadBytesMax) {
-    return failed({Code::kInvalid, "a payload of " + std::to_string(item.payload.size()) + " bytes said to be " +
-                                       std::to_string(info.payload_bytes)});
+    return SaveFailed(info, {Code::kInvalid, "a payload of " + std::to_string(item.payload.size()) +
+                                                 " bytes said to be " + std::to_string(info.payload_bytes)});
   }
+  if (bounds_.any()) index_.Use(info.parent, ServerNs());  // So that no collector takes it now.
+  bool wait = false;
+  if (std::optional<SaveResult> result = OthersSave(save, wait); result || wait) return result;
+  if (HasRoom(save)) return Write(item);
+  const bool ready = index_ready_.load(std::memory_order_relaxed);
+  const bool too_large = bounds_.bytes_max > 0 && FrameBytes(info.payload_bytes) > bounds_.frame_bytes_max();
+  if (too_large || closing_.load(std::memory_order_relaxed) || deps_.clock.Now() >= *save.room_until) {
+    return Declined(ready ? Reason::kFull : Reason::kIndexLoading);
+  }
+  return std::nullopt;
+}
+
+// If another node is at the same frame, waits for it instead of writing all of it once more. What it does not finish,
+// because it died, we write.
+std::optional<SaveResult> SharedFsTier::OthersSave(PendingSave& save, bool& wait) {
+  const FrameInfo& info = save.item.info;
+  const TimePoint now = deps_.clock.Now();
+  if (info.payload_bytes < kShareWorkBytes || save.room_until) return std::nullopt;
+  if (save.others_until && now >= *save.others_until) return std::nullopt;
+  if (!closing_.load(std::memory_order_relaxed) && dir_.OthersWrite(info.key)) {
+    if (!save.others_until) save.others_until = now + kOthersWriteMax;
+    wait = true;
+    return std::nullopt;
+  }
+  if (!save.others_until) return std::nullopt;
+  save.others_until = now;  // Gone: this look is the last.
+  const FrameProof proof = dir_.Prove(info.key);
+  if (proof.reason != Reason::kNone) return std::nullopt;
+  Believe(info, proof.stat.mtime_ns);
+  return SaveResult{.outcome = Outcome::kHit, .existed = true};
+}
+
+bool SharedFsTier::HasRoom(PendingSave& save) {
+  if (!bounds_.of_bytes()) return true;
+  const uint64_t bytes = FrameBytes(save.item.info.payload_bytes);
+  const TimePoint now = deps_.clock.Now();
+  if (room_.Take(bytes, now)) {
+    if (std::exchange(save.room_until, std::nullopt)) room_.Unwant(bytes);
+    return true;
+  }
+  if (!save.room_until) {
+    save.room_until = now + options_.room_wait;
+    room_.Want(bytes);
+    if (!claim_posted_.exchange(true, std::memory_order_relaxed)) PostClaim();
+  }
+  return false;
+}
+
+// With room for it.
+SaveResult SharedFsTier::Write(const SaveItem& item) {
+  const FrameInfo& info = item.info;
+  const auto give_back = [&] {
+    if (bounds_.of_bytes()) room_.GiveBack(FrameBytes(info.payload_bytes));
+  };
   const auto temp = dir_.WriteTemp(info, item.payload, item.hashes.get(), [this] { return MustStop(); });
-  if (!temp && temp.error().code == Code::kCancelled) {
+  if (!temp) {
+    give_back();
+    if (temp.error().code != Code::kCancelled) return SaveFailed(info, temp.error());
     abandoned_.fetch_add(1, std::memory_order_relaxed);
     return Declined(Reason::kCancelled);
   }
-  if (!temp) return failed(temp.error());
   const auto published = PublishOne(*temp, info);
-  if (!published) return failed(published.error());
+  if (!published || *published != SharedFsDir::Published::kNew) {
+    give_back();
+  } else if (bounds_.of_bytes()) {
+    room_.Published(FrameBytes(info.payload_bytes));  // After its record was queued.
+  }
+  if (!published) return SaveFailed(info, published.error());
   if (*published == SharedFsDir::Published::kOtherVersion) return Declined(Reason::kVersion);
   return {.outcome = Outcome::kHit, .existed = *published == SharedFsDir::Published::kExisted};
+}
+
+SaveResult SharedFsTier::SaveFailed(const FrameInfo& info, Error error) {
+  save_failures_.Add();
+  const Reason reason = error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable;
+  return {.outcome = Outcome::kFailed,
+          .reason = reason,
+          .error = Fail(std::move(error), "shared_fs: save " + info.key.Hex()).value()};
 }
 
 Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp, const FrameInfo& info) {
@@ -318,9 +486,37 @@ Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp,
   EraseOne(info.key);  // If it was erased before this save, and the file not yet removed.
   Result<SharedFsDir::Published> published = dir_.Publish(temp, info.key);
   if (!published || *published == SharedFsDir::Published::kOtherVersion) return published;
-  // Announced even if it existed: its writer may have died before it could.
-  if (index_.Insert(info.key, FrameBytes(info.payload_bytes))) Announce(JournalRecord::Kind::kPublished, info);
+  // Announced even if it existed: its writer may have died before it could. And even if it was known: others may know
+  // that it was gone for a while.
+  if (Believe(info, ServerNs()) || *published == SharedFsDir::Published::kNew) {
+    Announce(JournalRecord::Kind::kPublished, info);
+  }
   return published;
+}
+
+bool SharedFsTier::Believe(const FrameInfo& info, int64_t used_ns) {
+  if (bounds_.any()) index_.Use(info.parent, used_ns);
+  return index_.Insert(
+      info.key,
+      {.file_bytes = FrameBytes(info.payload_bytes), .parent = info.parent, .used_ns = used_ns, .told_ns = ServerNs()});
+}
+
+// The file server's time, 0 while it is not known.
+int64_t SharedFsTier::ServerNs() const {
+  const int64_t offset = server_offset_ns_.load(std::memory_order_relaxed);
+  if (offset == kTimeUnknown) return 0;
+  return std::chrono::nanoseconds(deps_.clock.Now().time_since_epoch()).count() + offset;
+}
+
+// Others hear of it with a later append.
+void SharedFsTier::NoteUse(const Digest& key) {
+  if (!bounds_.any()) return;
+  const int64_t now_ns = ServerNs();
+  if (!index_.UseAndNote(key, now_ns, std::chrono::nanoseconds(options_.use_interval).count())) return;
+  std::lock_guard lock(journal_mutex_);
+  if (uses_.size() >= kPendingRecordsMax) return;
+  if (uses_.empty()) uses_since_ = deps_.clock.Now();
+  uses_.push_back({.kind = JournalRecord::Kind::kUsed, .key = key, .time_ns = now_ns});
 }
 
 void SharedFsTier::Erase(std::span<const Digest> keys) {
@@ -361,23 +557,28 @@ void SharedFsTier::EraseOne(const Digest& key) {
 
 void SharedFsTier::Poll() {
   if (CheckDirectory()) {
+    LearnTime();
     ReadJournals();
     FlushJournal();  // What an earlier flush could not write.
+    KeepBounds();
     const TimePoint now = deps_.clock.Now();
     const bool ready = index_ready_.load(std::memory_order_relaxed);
     if (!scan_.running && ready && now >= clean_at_) {
       clean_at_ = now + kCleanEvery;
       const Result<void> cleaned = dir_.RemoveStale(options_.stale_age);
       if (!cleaned) log::Warn("shared_fs_clean_failed", {{"error", cleaned.error().what}});
+      CountWhatTheDeadLeft();
     }
     if (!scan_.running && (!ready || now >= scan_at_)) {
       // Only now, with the journals read: what is published from here on comes through them.
-      scan_ = {.running = true, .begun = now};
+      scan_ = {.running = true, .begun = now, .dead = dead_};
       scan_at_ = now + options_.scan_interval;
       PostScanStep();
     }
   }
-  background_.Add({.run = [this] { Poll(); }, .drop = [] {}}, options_.poll_interval);
+  const bool pressed = bounds_.of_bytes() && (room_.wanted() || collector_.NearFull(Claimed()));
+  background_.Add({.run = [this] { Poll(); }, .drop = [] {}},
+                  pressed ? std::min(options_.poll_interval, kPollPressed) : options_.poll_interval);
 }
 
 Result<void> SharedFsTier::CheckDirectory() {
@@ -408,21 +609,49 @@ void SharedFsTier::EnterVolume(const std::string& id) {
   writer_.Rotate();
   scan_ = {};
   doubted_.clear();
+  collector_.Reset();
+  server_offset_ns_.store(kTimeUnknown, std::memory_order_relaxed);
+  time_at_ = {};
+  dead_.clear();
+  left_bytes_ = 0;
+  claim_ = 0;
+  room_.Grant(0, TimePoint{}, {});
   std::lock_guard lock(journal_mutex_);
   pending_.clear();
+  uses_.clear();
 }
 
-void SharedFsTier::ReadJournals() {
-  const Result<void> read = reader_.Poll([this](const JournalRecord& record) {
-    if (record.kind == JournalRecord::Kind::kRemoved) {
-      // Not believed at once: it may be late, and somebody has written the frame anew meanwhile.
-      if (index_.Contains(record.key)) doubted_.push_back(record.key);
-    } else if (record.payload_bytes > 0 && record.payload_bytes <= kFramePayloadBytesMax) {
-      index_.Insert(record.key, FrameBytes(record.payload_bytes));
-    }
-  });
+// False if something that others wrote may not have been heard.
+bool SharedFsTier::ReadJournals() {
+  const Result<void> read = reader_.Poll([this](const JournalRecord& record) { Hear(record); });
   if (!read) log::Warn("shared_fs_poll_failed", {{"error", read.error().what}});
   if (!doubted_.empty()) PostScanStep();
+  return read && reader_.heard_all();
+}
+
+void SharedFsTier::Hear(const JournalRecord& record) {
+  switch (record.kind) {
+    case JournalRecord::Kind::kPublished:
+      if (record.payload_bytes == 0 || record.payload_bytes > kFramePayloadBytesMax) return;
+      Believe({.key = record.key, .parent = record.parent, .payload_bytes = record.payload_bytes},
+              record.time_ns != 0 ? record.time_ns : ServerNs());
+      return;
+    case JournalRecord::Kind::kUsed: return index_.Use(record.key, record.time_ns);
+    case JournalRecord::Kind::kEvicted: {
+      // Believed, but if it may have been overtaken by the word of a frame written anew. A listing for each frame that
+      // goes would be dear, and what the first scan finds it finds anyway.
+      const auto entry = index_.Find(record.key);
+      if (!entry) return;
+      if (!index_ready_.load(std::memory_order_relaxed) || ServerNs() - entry->told_ns > kNewsOvertakeNs) {
+        index_.Erase(record.key);
+        return;
+      }
+      break;
+    }
+    default: break;
+  }
+  // Not believed at once: it may be late, and somebody has written the frame anew meanwhile.
+  if (index_.Contains(record.key)) doubted_[FanOutOf(record.key)].push_back(record.key);
 }
 
 void SharedFsTier::PostScanStep() {
@@ -438,8 +667,8 @@ void SharedFsTier::PostScanStep() {
 // A bounded piece of the scan, so that journals are read meanwhile.
 void SharedFsTier::ScanStep() {
   for (size_t i = 0; i < kScanStepFrames && !doubted_.empty(); ++i) {
-    ResolveDoubt(doubted_.back());
-    doubted_.pop_back();
+    const auto directory = doubted_.extract(doubted_.begin());
+    ResolveDoubts(directory.key(), directory.mapped());
   }
   if (!doubted_.empty()) return PostScanStep();
   if (!scan_.running) return;
@@ -469,7 +698,7 @@ bool SharedFsTier::ScanNextDirectory() {
   }
   if (scan_.directories.empty()) {
     const auto took = deps_.clock.Now() - scan_.begun;
-    scan_ = {};
+    EndScan();
     if (index_ready_.exchange(true, std::memory_order_relaxed)) return false;
     log::Info("tier_index_ready", {{"tier", kTierName},
                                    {"frames", index_.frames()},
@@ -499,20 +728,21 @@ bool SharedFsTier::ScanNextDirectory() {
 }
 
 // A listing says what is there; a look at the name alone might be answered from what an NFS client remembers.
-void SharedFsTier::ResolveDoubt(const Digest& key) {
-  std::lock_guard lock(index_.names(key));
-  const auto listed = dir_.ListFrames(FanOutOf(key));
-  const bool gone =
-      listed ? !std::binary_search(listed->begin(), listed->end(), key) : listed.error().os_error == ENOENT;
-  if (gone) index_.Erase(key);
+void SharedFsTier::ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys) {
+  std::lock_guard lock(index_.names(keys.front()));  // All of one directory.
+  const auto listed = dir_.ListFrames(fan_out);
+  if (!listed && listed.error().os_error != ENOENT) return;
+  for (const Digest& key : keys) {
+    if (!listed || !std::binary_search(listed->begin(), listed->end(), key)) index_.Erase(key);
+  }
 }
 
 void SharedFsTier::ScanFrame(const Digest& key) {
   const FrameProof proof = dir_.Prove(key);
   if (proof.reason == Reason::kNone) {
-    index_.Insert(key, FrameBytes(proof.frame.info.payload_bytes));
+    Believe(proof.frame.info, proof.stat.mtime_ns);
   } else if (proof.reason == Reason::kMissing) {
-    ResolveDoubt(key);
+    ResolveDoubts(FanOutOf(key), {key});
   } else if (proof.set_aside) {
     SetAside(key, proof);
   }  // Else it could not be read: a later scan sees.
@@ -538,20 +768,165 @@ void SharedFsTier::Announce(JournalRecord::Kind kind, const FrameInfo& info) {
   background_.Add({.run = [this] { FlushJournal(); }, .drop = [] {}}, delay);
 }
 
-void SharedFsTier::FlushJournal() {
+bool SharedFsTier::FlushJournal(std::optional<uint64_t> claim) {
   std::vector<JournalRecord> records;
+  size_t news = 0;
+  uint64_t told = 0;
+  const TimePoint begun = deps_.clock.Now();
   {
     std::lock_guard lock(journal_mutex_);
-    records.swap(pending_);
     flush_posted_ = false;
-    if (records.empty()) return;
-    flushed_at_ = deps_.clock.Now();
+    const bool uses_due = !uses_.empty() && begun >= uses_since_ + kUsesWait;
+    if (!claim && pending_.empty() && !uses_due) return true;
+    flushed_at_ = begun;
+    told = room_.TakeUntold();
+    records.swap(pending_);
+    news = records.size();
+    records.insert(records.end(), uses_.begin(), uses_.end());
+    uses_.clear();
+  }
+  const uint64_t claims = claim ? room_.Limit(*claim) : room_.granted();
+  if (bounds_.any()) {
+    // First, since it gives the others their time. So what goes out with it counts in it once more.
+    records.insert(records.begin(),
+                   {.kind = JournalRecord::Kind::kNode, .payload_bytes = claims, .time_ns = ServerNs()});
   }
   const Result<void> written = writer_.Append(records);
-  if (written) return;
+  if (written) {
+    claim_ = claims;
+    appended_at_ = begun;
+    room_.Told(told, begun, options_.claim_life / 2);
+    return true;
+  }
   log::Warn("shared_fs_journal_failed", {{"error", written.error().what}, {"records", records.size()}});
+  room_.NotTold(told);
+  claim_ = std::max(claim_, claims);     // Part of it may be there.
   std::lock_guard lock(journal_mutex_);  // The next flush or poll tries again, in the same order.
-  pending_.insert(pending_.begin(), records.begin(), records.end());
+  const auto first = records.begin() + (bounds_.any() ? 1 : 0);
+  pending_.insert(pending_.begin(), first, first + static_cast<ptrdiff_t>(news));
+  return false;
+}
+
+// ---- Bounds
+
+void SharedFsTier::LearnTime() {
+  const TimePoint now = deps_.clock.Now();
+  if (!bounds_.any() || now < time_at_) return;
+  const Result<int64_t> server = dir_.ServerNow();
+  if (!server) return;  // The next poll asks again.
+  time_at_ = now + kCleanEvery;
+  server_offset_ns_.store(*server - std::chrono::nanoseconds(now.time_since_epoch()).count(),
+                          std::memory_order_relaxed);
+}
+
+void SharedFsTier::KeepBounds() {
+  const bool knows_time = server_offset_ns_.load(std::memory_order_relaxed) != kTimeUnknown;
+  if (!bounds_.any() || !knows_time || !index_ready_.load(std::memory_order_relaxed)) return;
+  NoticeTheDead();
+  RenewClaim();
+  if (collector_.Tick(ServerNs(), Claimed())) PostCollect();
+  if (room_.wanted()) ClaimRoom();
+}
+
+void SharedFsTier::PostClaim() {
+  background_.Add({.run =
+                       [this] {
+                         claim_posted_.store(false, std::memory_order_relaxed);
+                         if (available_.load(std::memory_order_relaxed)) KeepBounds();
+                       },
+                   .drop = [] {}});
+}
+
+bool SharedFsTier::IsAlive(std::string_view node) const {
+  if (node == node_) return true;
+  const auto peer = reader_.peers().find(std::string(node));
+  return peer != reader_.peers().end() &&
+         ServerNs() - peer->second.written_ns < std::chrono::nanoseconds(options_.claim_life).count();
+}
+
+// A claim of the dead holds until a scan has found what they published and could not tell of.
+void SharedFsTier::NoticeTheDead() {
+  for (const auto& [node, peer] : reader_.peers()) {
+    if (peer.claimed_bytes == 0 || IsAlive(node) || !dead_.insert(node).second) continue;
+    log::Info("shared_fs_node_gone", {{"node", node}, {"claimed_bytes", peer.claimed_bytes}});
+    scan_at_ = deps_.clock.Now();
+  }
+}
+
+void SharedFsTier::EndScan() {
+  for (const std::string& node : scan_.dead) {
+    if (!IsAlive(node)) reader_.Forget(node);
+    dead_.erase(node);
+  }
+  scan_ = {};
+  CountWhatTheDeadLeft();
+}
+
+void SharedFsTier::CountWhatTheDeadLeft() {
+  if (!bounds_.of_bytes()) return;
+  const auto bytes = dir_.TempBytes([this](std::string_view node) { return !IsAlive(node); });
+  if (bytes) left_bytes_ = *bytes;
+}
+
+uint64_t SharedFsTier::OthersClaim() const {
+  uint64_t bytes = 0;
+  for (const auto& [node, peer] : reader_.peers()) bytes += peer.claimed_bytes;
+  return bytes;
+}
+
+// What we may have under way, by all bounds, as far as we know.
+uint64_t SharedFsTier::RoomForUs() {
+  const auto less = [](uint64_t all, uint64_t taken) { return all - std::min(all, taken); };
+  const uint64_t others = OthersClaim() + left_bytes_;
+  uint64_t room = std::numeric_limits<uint64_t>::max();
+  if (bounds_.bytes_max > 0) room = less(bounds_.frame_bytes_max(), index_.bytes() + others);
+  if (bounds_.free_bytes_min > 0) {
+    const auto space = dir_.FreeSpace();
+    room = std::min(room, space ? less(space->free_bytes, bounds_.free_bytes_min + others) : 0);
+  }
+  return room;
+}
+
+// See shared_fs_room.h: claim, then look.
+void SharedFsTier::ClaimRoom() {
+  const auto lasts = options_.claim_life / 2;
+  const uint64_t needed = room_.Needed();
+  const uint64_t room = RoomForUs();
+  const uint64_t spare = room > needed ? std::min((room - needed) / kSpareShare, kSpareMax) : 0;
+  const bool fresh = deps_.clock.Now() < appended_at_ + lasts / 2;
+  if (!fresh || claim_ < needed || claim_ > std::max(room, needed)) {
+    if (!FlushJournal(needed + spare)) return;
+  }
+  if (!ReadJournals()) return;
+  if (claim_ > needed && claim_ > RoomForUs() && !FlushJournal(needed)) return;
+  if (claim_ <= RoomForUs()) room_.Grant(claim_, appended_at_, lasts);
+}
+
+// While saves are in flight; a claim that is not needed is given back.
+void SharedFsTier::RenewClaim() {
+  if (claim_ == 0) return;
+  const auto age = deps_.clock.Now() - appended_at_;
+  if (room_.Needed() == 0 && age >= kClaimIdle) {
+    FlushJournal(0);
+  } else if (age >= options_.claim_life / 4) {
+    FlushJournal(room_.granted());
+  }
+}
+
+// A few frames at a time, so that journals are read and loads find the server meanwhile.
+void SharedFsTier::PostCollect() {
+  if (std::exchange(collect_posted_, true)) return;
+  background_.Add({.run =
+                       [this] {
+                         collect_posted_ = false;
+                         const bool more = collector_.Step(
+                             [this](const Digest& key) { Announce(JournalRecord::Kind::kEvicted, {.key = key}); });
+                         FlushJournal();  // Others may wait for it.
+                         if (more) return PostCollect();
+                         KeepBounds();
+                       },
+                   .drop = [] {}},
+                  kCollectPause);
 }
 
 // ---- For people
@@ -586,7 +961,8 @@ Result<ScanPage> SharedFsTier::Scan(const std::string& cursor, size_t limit) {
 
 TierStats SharedFsTier::stats() const {
   TierStats stats{.frames = index_.frames(),
-                  .bytes = index_.bytes(),
+                  .bytes = index_.bytes() + room_.writing(),
+                  .bytes_max = bounds_.bytes_max,
                   .quarantined = dir_.quarantined(),
                   .index_ready = index_ready_.load(std::memory_order_relaxed),
                   .available = available_.load(std::memory_order_relaxed)};
@@ -608,6 +984,8 @@ CloseReport SharedFsTier::Close(TimePoint deadline) {
   loads_.Close(deadline);
   background_.Close(TimePoint{});
   FlushJournal();
+  if (claim_ > 0) FlushJournal(0);
+  if (available_.load(std::memory_order_relaxed)) collector_.Close();
   const uint64_t abandoned = abandoned_.load(std::memory_order_relaxed);
   close_report_ = {.clean = abandoned == 0, .abandoned = abandoned};
   return *close_report_;

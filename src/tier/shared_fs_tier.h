@@ -15,7 +15,10 @@
 //   - a right frame of another space or payload size than asked for is kForeign and stays where it is;
 //   - a frame of a format version of another release is kVersion, stays, and a save of its key is declined with
 //   kVersion;
-//   - a save that failed for want of room is kFailed with reason kFull.
+//   - a save that failed for want of room is kFailed with reason kFull;
+//   - with a bound of bytes a save waits for room, room_wait at most, and is declined with kFull, or kIndexLoading if
+//     the tier does not know yet how much there is;
+//   - while another node writes a large frame, a save of the same one waits for it a moment, on no thread.
 #pragma once
 
 #include <chrono>
@@ -30,11 +33,13 @@
 #include "io/file_io.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
+#include "tier/shared_fs_collector.h"
 
 namespace terrace {
 
 struct SharedFsOptions {
   std::string directory;
+  SharedFsBounds bounds;
   bool open_lazily = false;          // Open succeeds without the directory, and the tier joins when it appears.
   uint32_t file_permissions = 0640;  // Less the umask, as all permissions.
   uint32_t directory_permissions = 0750;
@@ -50,7 +55,11 @@ struct SharedFsOptions {
   std::chrono::seconds stale_age{
       3600};  // Temporaries and journals of dead nodes are removed, by the file server's clock.
   uint64_t quarantine_files_max = 64;
-  uint64_t quarantine_bytes_max = 1ull << 30;
+  uint64_t quarantine_bytes_max = 1ull << 30;   // Less if bounds.bytes_max is small.
+  std::chrono::milliseconds room_wait{10'000};  // Of a save, for the collector to make room.
+  // A node that has not renewed its claim of room for so long is dead for others. A collector's lease ends after half.
+  std::chrono::milliseconds claim_life{60'000};
+  std::chrono::milliseconds use_interval{300'000};  // Of a frame's uses others hear once in so long, at most.
 };
 
 // All outlive the tier. An executor that is null: the tier has threads of its own.
