@@ -156,6 +156,47 @@ def test_a_fresh_instance_computes_from_the_damaged_frame_on(
     assert again.text == written.cold.text
 
 
+@pytest.fixture(scope="module")
+def on_disk(session_launcher: Launcher, written: Written, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same prompt's frames on the disk of an instance of its own. Never changed."""
+    directory = tmp_path_factory.mktemp("on-disk")
+    server = session_launcher.serve(*FLAGS, "--disk", directory, "--disk-size", "1GiB")
+    assert server.stream(written.body, COMPLETIONS).text == written.cold.text
+    assert server.stop() == 0
+    assert len(frames_of(directory)) == 3
+    return directory
+
+
+# The disk is ours alone: what its header betrays is removed before the first request.
+@pytest.mark.parametrize(
+    ("damage", "reason", "removed"),
+    [
+        (flip_in_payload, "damaged", 1),
+        (empty, "not_found", 1),
+        (of_another_model, "not_found", 1),
+        (remove, "not_found", 0),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_a_damaged_frame_on_the_disk_is_removed_once_and_written_anew(
+    launcher: Launcher, written: Written, on_disk: Path, tmp_path: Path, damage: Damage, reason: str, removed: int
+):
+    disk = tmp_path / "disk"
+    shutil.copytree(on_disk, disk)
+    damage(frame_at(disk, CHUNK), written)
+    flags = (*FLAGS, "--disk", disk, "--disk-size", "1GiB")
+    server = launcher.serve(*flags)
+    answer = server.stream(written.body, COMPLETIONS)
+    assert answer.text == written.cold.text
+    assert answer.by_tier["disk"] == answer.cached_tokens == CHUNK
+    assert answer.miss_reason == reason
+    assert server.metric("terrace_tier_quarantined", tier="disk") == removed
+    assert server.stop() == 0
+    again = launcher.serve(*flags).stream(written.body, COMPLETIONS)
+    assert again.by_tier["disk"] == 3 * CHUNK
+    assert again.text == written.cold.text
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [(remove, "missing"), (empty, "empty"), (flip_in_payload, "damaged"), (of_another_model, "foreign")],
