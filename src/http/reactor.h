@@ -64,6 +64,7 @@ struct Counters {
   std::atomic<int64_t> sessions{0};  // Open client connections.
   std::atomic<int64_t> watchers{0};
   std::atomic<int64_t> upstreams{0};  // Connections to backends, idle ones included.
+  std::atomic<size_t> body_bytes{0};  // Of requests that arrive or are being answered.
   std::atomic<bool> draining{false};  // Set once, before the reactors are told by message.
 };
 

@@ -55,6 +55,7 @@ struct Options {
   size_t threads = 1;
   size_t header_bytes_max = 64 << 10;  // Above: 431.
   size_t body_bytes_max = 64 << 20;    // Above: 413.
+  size_t bodies_bytes_max = 1 << 30;   // Of all that arrive or are being answered. Above: 503.
   size_t connections_max = 4096;       // Above: 503 and close.
   size_t unsent_bytes_max = 4 << 20;   // Per connection.
   std::chrono::milliseconds idle_timeout{75000};

@@ -285,6 +285,31 @@ INSTANTIATE_TEST_SUITE_P(
                 400}),
     [](const auto& test) { return test.param.name; });
 
+TEST(HttpServer, HoldsOnlySoManyBytesOfBodies) {
+  Caught caught;
+  const auto server = StartOrDie({.body_bytes_max = 100'000, .bodies_bytes_max = 150'000},
+                                 [&](Request request, std::shared_ptr<Responder> responder) {
+                                   const bool keep = request.path == "/kept";
+                                   (keep ? caught.handler() : Handler(Echo))(std::move(request), std::move(responder));
+                                 });
+  const auto post = [&](const std::string& path) {
+    TestSocket client = TestSocket::Dial(server->port());
+    client.SendAll("POST " + path + " HTTP/1.1\r\nHost: t\r\nContent-Length: 100000\r\n\r\n" +
+                   std::string(100'000, 'x'));
+    return client;
+  };
+  {
+    TestSocket first = post("/kept");
+    const std::shared_ptr<Responder> responder = caught.Take();
+    ASSERT_TRUE(responder);
+    EXPECT_EQ(post("/").ReadAnswer().status, 503);
+    responder->Send(200, kText, "");
+    EXPECT_EQ(first.ReadAnswer().status, 200);
+  }
+  EXPECT_TRUE(Eventually([&] { return server->stats().connections == 0; }));
+  EXPECT_EQ(post("/").ReadAnswer().status, 200) << "what was held is given back";
+}
+
 TEST(HttpServer, TellsASlowSenderThatTimeIsUp) {
   const auto server = StartOrDie({.read_timeout = std::chrono::milliseconds(100)}, Echo);
   for (const std::string bytes : {"GET / HT", "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"}) {

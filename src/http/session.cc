@@ -158,6 +158,7 @@ Session::Session(Reactor& r, Socket socket, const SessionContext& c)
 }
 
 Session::~Session() {
+  Release();
   --reactor.counters->sessions;
   context.on_end();
 }
@@ -228,9 +229,17 @@ Async<void> Session::Run(std::shared_ptr<Session> self) {
   for (bool go_on = true; go_on;) {
     go_on = co_await s.ReadRequest();
     if (go_on) go_on = co_await s.Answer();
+    s.Release();
   }
   if (!s.client_gone) s.client.Discard();  // What is unread at the close would turn it into a reset.
 }
+
+bool Session::Hold(size_t body_bytes) {
+  body_bytes_ += body_bytes;
+  return (reactor.counters->body_bytes += body_bytes) <= context.options.bodies_bytes_max;
+}
+
+void Session::Release() { reactor.counters->body_bytes -= std::exchange(body_bytes_, 0); }
 
 Async<bool> Session::ReadRequest() {
   reader_.Reset();
@@ -241,6 +250,10 @@ Async<bool> Session::ReadRequest() {
     const bool head_before = reader_.head_done();
     const Progress progress = reader_.Feed(in_.bytes());
     in_.Use(progress.used);
+    if (head_before && !Hold(progress.used)) {
+      co_await Refuse(503, "the server holds as many bytes of requests as it may; try again", "overloaded");
+      co_return false;
+    }
     if (progress.state == Wire::kDone) {
       Disarm();
       co_return true;

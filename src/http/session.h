@@ -128,6 +128,9 @@ class Session final : public Activity, public std::enable_shared_from_this<Sessi
   static Async<void> Run(std::shared_ptr<Session> self);
   static Async<void> WatchClient(std::shared_ptr<Session> self);
   Async<bool> ReadRequest();
+  // Counts bytes of a body. False: all bodies together are too much.
+  bool Hold(size_t body_bytes);
+  void Release();  // What this session holds.
   Async<bool> Answer();
   Async<bool> SendAnswer();
   Async<void> Refuse(Wire state);
@@ -135,6 +138,7 @@ class Session final : public Activity, public std::enable_shared_from_this<Sessi
 
   InBuffer in_;
   RequestReader reader_;
+  size_t body_bytes_ = 0;  // Held of Counters::body_bytes.
   Phase phase_ = Phase::kIdle;
   bool watched_ = false;
 };
