@@ -172,6 +172,7 @@ struct TierInfo {
   std::string name;           // "ram", "disk", "shared_fs", "s3": metric label and cached_by_tier key.
   bool durable = false;       // Survives the process.
   bool shared = false;        // Other nodes write and read it too.
+  bool asks = false;          // Contains knows what others saved only after Probe has asked.
   size_t best_in_flight = 1;  // Items at once beyond which more do not help.
 };
 
@@ -204,6 +205,16 @@ class Tier {
 
   // present[i] = 1 if keys[i] is believed to be here. No I/O. A belief: only a load decides.
   virtual void Contains(std::span<const Digest> keys, std::span<uint8_t> present) = 0;
+
+  // Asks the medium for the longest prefix of `keys` (a chain, parents first) that is here, so that Contains knows it
+  // afterwards. `done` runs once, soon after `deadline` at the latest, maybe at once, on any thread, with what went
+  // wrong if something did. Only for tiers whose TierInfo says `asks`; the others know already.
+  using Probed = std::function<void(const std::optional<Error>& trouble)>;
+  virtual void Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) {
+    static_cast<void>(keys);
+    static_cast<void>(deadline);
+    done(std::nullopt);
+  }
 
   // Settles each item of `items` in `done` (same size and order). Items not begun by `deadline` settle as a miss with
   // kTimeout; a slow one may settle later. Anything that disagrees with its name is a miss with its reason, quarantined

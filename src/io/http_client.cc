@@ -51,6 +51,7 @@ HttpFailure FailureOf(CURLcode code, std::string_view why) {
       return says("wrong version number") || says("unexpected eof") ? HttpFailure::kPlainServer : HttpFailure::kTls;
     case CURLE_SSL_CIPHER:
     case CURLE_SSL_ENGINE_INITFAILED: return HttpFailure::kTls;
+    case CURLE_GOT_NOTHING: return HttpFailure::kEmpty;
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_WEIRD_SERVER_REPLY: return HttpFailure::kNotHttp;
     default: return HttpFailure::kCut;

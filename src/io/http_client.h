@@ -32,6 +32,7 @@ enum class HttpFailure : uint8_t {
   kTls,          // Any other trouble of TLS.
   kNotHttp,      // What came is no HTTP: a TLS port that got plain HTTP, another service.
   kTimeout,      // Connecting, waiting for the first byte or for the next one, or the deadline.
+  kEmpty,        // The connection was closed without a byte of an answer.
   kCut,          // The connection broke, or the body is shorter than said.
   kTooLong,      // More headers, or more text, than we take.
   kStopped,      // The sink wanted no more.

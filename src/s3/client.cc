@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kQueueSweep{50};
 constexpr size_t kDocumentBytesMax = 64 << 10;
 constexpr int kRedirectsMax = 2;
+constexpr std::chrono::seconds kTlsWait{3};
 
 template <class T>
 bool ParseNumber(std::string_view text, T& value) {
@@ -463,6 +464,7 @@ class Client final : public ObjectStore, private MultipartHost {
       call->winner = slot;
       http_.Cancel(other);
     }
+    answered_ = answered_ || response.status != 0;
     Failure failure = FailureOf(response, options_.endpoint.scheme);
     if (failure.trouble == Trouble::kStopped && call->sink) {
       // By the sink, or by Begin, which has nothing to do with the sink.
@@ -507,7 +509,21 @@ class Client final : public ObjectStore, private MultipartHost {
       const milliseconds wait = pacer_.Backoff(call->attempts);
       if (clock_.Now() + wait < call->deadline) return Again(call, wait, TroubleName(failure.trouble));
     }
+    if (response.failure == HttpFailure::kEmpty && !answered_ && options_.endpoint.scheme == "http") {
+      return AskForTls(call, failure);
+    }
     Finish(call, failure, response);
+  }
+
+  // A server that never said a byte: some close the connection when plain HTTP comes to a port for TLS.
+  void AskForTls(const CallPtr& call, const Failure& failure) {
+    HttpRequest request{.url = "https://" + host_ + "/", .deadline = std::min(call->deadline, clock_.Now() + kTlsWait)};
+    http_.Start(std::move(request), [this, call, failure](const HttpResponse& response) {
+      const bool speaks_tls = response.failure == HttpFailure::kNone || response.failure == HttpFailure::kCertificate;
+      Failure named = failure;
+      if (speaks_tls) named.trouble = Trouble::kTlsServer;
+      Finish(call, named, {});
+    });
   }
 
   void Again(const CallPtr& call, milliseconds wait, const char* reason) {
@@ -575,6 +591,7 @@ class Client final : public ObjectStore, private MultipartHost {
   std::string region_;
   std::string host_;
   int64_t clock_offset_ = 0;  // Seconds that our clock is behind the server's.
+  bool answered_ = false;     // The server has said something, ever.
   bool no_multipart_ = false;
   bool no_conditions_ = false;
   Pacer pacer_;

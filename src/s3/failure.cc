@@ -106,6 +106,7 @@ Trouble OfNetwork(HttpFailure failure, std::string_view scheme) {
     // What a TLS server says to a plain request is an alert of TLS, which is no HTTP.
     case HttpFailure::kNotHttp: return scheme == "http" ? Trouble::kTlsServer : Trouble::kNoS3;
     case HttpFailure::kTimeout: return Trouble::kTimeout;
+    case HttpFailure::kEmpty:
     case HttpFailure::kCut: return Trouble::kCut;
     case HttpFailure::kTooLong: return Trouble::kNoS3;
     case HttpFailure::kStopped: return Trouble::kStopped;
