@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -64,6 +65,17 @@ class Store {
 
   // "ram" first, then the lower tiers in the order asked.
   virtual const std::vector<std::string>& tier_names() const = 0;
+
+  // Some tier may hold more than Lookup knows: a bucket that other nodes write to. Load then takes keys that are not
+  // known, too, and asks for them first.
+  virtual bool asks() const { return false; }
+  // Asks such tiers for the rest of `keys`, so that Lookup knows it. `done` runs once, soon after `deadline` at the
+  // latest, maybe at once, on any thread; quick.
+  virtual void Probe(std::span<const Digest> keys, TimePoint deadline, std::function<void()> done) {
+    static_cast<void>(keys);
+    static_cast<void>(deadline);
+    done();
+  }
 
   // Longest known prefix of `keys`. From memory, microseconds.
   virtual PrefixHit Lookup(std::span<const Digest> keys) = 0;

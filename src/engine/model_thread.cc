@@ -206,12 +206,13 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, 
   const std::span<const Digest> wanted(keys.data() + first, generation.usable - first);
   Prefetch prefetch{.first = first};
   const PrefixHit hit = store_.Lookup(wanted);
-  prefetch.chunks = hit.chunks;
+  // A store that asks finds out while the request waits.
+  prefetch.chunks = store_.asks() ? wanted.size() : hit.chunks;
   prefetch.miss_reason = hit.miss_reason;
-  if (hit.chunks > 0) {
-    const milliseconds budget = LoadBudget(hit.chunks * options_.chunk_tokens);
+  if (prefetch.chunks > 0) {
+    const milliseconds budget = LoadBudget(prefetch.chunks * options_.chunk_tokens);
     const TimePoint deadline = Clock::now() + (waits ? budget + kQueueAllowance : budget);
-    prefetch.job = store_.Load(generation.chain.space(), wanted.first(hit.chunks), bridge_->chunk_bytes(), deadline);
+    prefetch.job = store_.Load(generation.chain.space(), wanted.first(prefetch.chunks), bridge_->chunk_bytes(), deadline);
   }
   return prefetch;
 }

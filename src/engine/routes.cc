@@ -15,6 +15,7 @@ namespace {
 
 // What OpenAI's completions end at if nothing is said.
 constexpr uint32_t kCompletionTokensDefault = 16;
+constexpr std::chrono::seconds kProbeMax{2};  // Of a look-up, for what other instances have.
 
 int64_t NowSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -154,7 +155,7 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   const auto parsed = openai::ParseRequest(request.body, endpoint);
   if (const auto* error = std::get_if<openai::ApiError>(&parsed)) return SendError(*responder, *error);
   const auto& asked = std::get<openai::Request>(parsed);
-  if (lookup) return Lookup(asked, *responder);
+  if (lookup) return Lookup(asked, std::move(responder));
   Generate(asked, std::move(responder));
 }
 
@@ -242,29 +243,35 @@ void Routes::Generate(const openai::Request& request, std::shared_ptr<http::Resp
   responder->OnGone([&thread = thread_] { thread.DropGone(); });
 }
 
-void Routes::Lookup(const openai::Request& request, http::Responder& responder) const {
-  const auto prepared = Prepare(request);
-  if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(responder, *error);
-  const Generation& generation = *std::get<std::unique_ptr<Generation>>(prepared);
-  const uint32_t chunk = thread_.space().chunk_tokens;
-  openai::LookupAnswer answer{.prompt_tokens = static_cast<uint32_t>(generation.tokens.size()),
-                              .cached = {},
-                              .chunk_tokens = chunk,
-                              .pending_saves = store_.pending_saves()};
-  Reason miss = generation.not_named;
-  if (miss == Reason::kNone && generation.usable == 0) miss = Reason::kShortPrompt;
-  if (miss == Reason::kNone) {
-    const std::span<const Digest> keys(generation.chain.keys().data(), generation.usable);
-    const size_t resident = thread_.ResidentPrefix(keys);
-    answer.cached.Add("engine", static_cast<uint32_t>(resident) * chunk);
-    if (resident < keys.size()) {
-      const PrefixHit hit = store_.Lookup(keys.subspan(resident));
-      for (const uint8_t tier : hit.tier) answer.cached.Add(store_.tier_names()[tier], chunk);
-      miss = hit.miss_reason;
+void Routes::Lookup(const openai::Request& request, std::shared_ptr<http::Responder> responder) const {
+  auto prepared = Prepare(request);
+  if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(*responder, *error);
+  // Shared with the answer, which may come from another thread: what other instances have may have to be asked for.
+  const std::shared_ptr<const Generation> generation = std::move(std::get<std::unique_ptr<Generation>>(prepared));
+  const std::span<const Digest> keys(generation->chain.keys().data(), generation->usable);
+  const bool named = generation->not_named == Reason::kNone;
+  const size_t resident = named ? thread_.ResidentPrefix(keys) : 0;
+  const auto answer = [this, generation, keys, resident, responder] {
+    const uint32_t chunk = thread_.space().chunk_tokens;
+    openai::LookupAnswer found{.prompt_tokens = static_cast<uint32_t>(generation->tokens.size()),
+                               .cached = {},
+                               .chunk_tokens = chunk,
+                               .pending_saves = store_.pending_saves()};
+    Reason miss = generation->not_named;
+    if (miss == Reason::kNone && generation->usable == 0) miss = Reason::kShortPrompt;
+    if (miss == Reason::kNone) {
+      found.cached.Add("engine", static_cast<uint32_t>(resident) * chunk);
+      if (resident < keys.size()) {
+        const PrefixHit hit = store_.Lookup(keys.subspan(resident));
+        for (const uint8_t tier : hit.tier) found.cached.Add(store_.tier_names()[tier], chunk);
+        miss = hit.miss_reason;
+      }
     }
-  }
-  answer.cached.miss_reason = ReasonName(miss);
-  SendJson(responder, 200, openai::LookupBody(answer));
+    found.cached.miss_reason = ReasonName(miss);
+    SendJson(*responder, 200, openai::LookupBody(found));
+  };
+  if (!named || resident == keys.size()) return answer();
+  store_.Probe(keys.subspan(resident), std::chrono::steady_clock::now() + kProbeMax, answer);
 }
 
 }  // namespace terrace::engine

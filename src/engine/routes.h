@@ -34,7 +34,7 @@ class Routes {
  private:
   bool Authorized(const http::Request& request) const;
   void Generate(const openai::Request& request, std::shared_ptr<http::Responder> responder);
-  void Lookup(const openai::Request& request, http::Responder& responder) const;
+  void Lookup(const openai::Request& request, std::shared_ptr<http::Responder> responder) const;
   // Template, tokens and names of a request; no sink yet.
   std::variant<std::unique_ptr<Generation>, openai::ApiError> Prepare(const openai::Request& request) const;
 

@@ -83,6 +83,10 @@ class StoreImpl final : public Store {
   ~StoreImpl() override;
 
   const std::vector<std::string>& tier_names() const override { return names_; }
+  bool asks() const override { return asks_; }
+  void Probe(std::span<const Digest> keys, TimePoint deadline, std::function<void()> done) override {
+    AskTiers(keys, deadline, [done = std::move(done)](Reason) { done(); });
+  }
   PrefixHit Lookup(std::span<const Digest> keys) override;
   std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
                                 TimePoint deadline) override;
@@ -95,6 +99,8 @@ class StoreImpl final : public Store {
   uint64_t pending_saves() const override;
   CloseReport Close(TimePoint deadline) override;
 
+  // Probe, with the reason if a tier could not be asked; else kNone.
+  void AskTiers(std::span<const Digest> keys, TimePoint deadline, std::function<void(Reason)> done);
   // The flight of a chunk: landed already, joined, or begun now from the fastest tier that has it.
   FlightPtr Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline);
   // Makes room for one chunk if RAM has none: eviction is leaf first, so a prefix larger than RAM can go on only by
@@ -129,6 +135,7 @@ class StoreImpl final : public Store {
   const std::unique_ptr<RamTier> ram_;
   std::vector<Lower> lower_;
   std::vector<std::string> names_;
+  bool asks_ = false;
   uint64_t window_bytes_ = 0;
   std::atomic<uint64_t> expected_bytes_{0};
   std::atomic<bool> touching_ahead_{false};
@@ -148,7 +155,10 @@ class StoreImpl final : public Store {
   Executor& background_;
 };
 
-class JobImpl final : public LoadJob {
+// Longest wait for what other nodes have: a request that is not queued waits as long before it computes.
+constexpr std::chrono::milliseconds kAskMax{1000};
+
+class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImpl> {
  public:
   JobImpl(StoreImpl& store, const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
           TimePoint deadline)
@@ -157,9 +167,22 @@ class JobImpl final : public LoadJob {
         keys_(keys.begin(), keys.end()),
         payload_bytes_(payload_bytes),
         deadline_(deadline),
-        flights_(keys.size()) {
-    std::lock_guard lock(mutex_);
-    Advance(0);
+        flights_(keys.size()),
+        known_(keys.size()) {}
+
+  // Begins what is known, and asks for the rest.
+  void Begin() {
+    {
+      std::lock_guard lock(mutex_);
+      if (store_.asks()) known_ = store_.Lookup(keys_).chunks;
+      asking_ = known_ < keys_.size();
+      Advance(0);
+      if (!asking_) return;
+    }
+    const TimePoint until = std::min(deadline_, std::chrono::steady_clock::now() + kAskMax);
+    store_.AskTiers(keys_, until, [weak = weak_from_this()](Reason trouble) {
+      if (const auto job = weak.lock()) job->Asked(trouble);
+    });
   }
 
   size_t size() const override { return keys_.size(); }
@@ -167,7 +190,12 @@ class JobImpl final : public LoadJob {
   Item Wait(size_t i, TimePoint deadline) override {
     FlightPtr flight;
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      asked_.wait_until(lock, std::min(deadline, deadline_), [&] { return i < known_ || !asking_; });
+      if (i >= known_ && asking_) return Counted(MissItem(Reason::kTimeout));
+      // While this waited for its turn, others may have computed it.
+      if (i >= known_) LookAgain();
+      if (i >= known_) return Counted(MissItem(why_unknown_));
       Advance(i);
       flight = flights_[i];
     }
@@ -195,9 +223,24 @@ class JobImpl final : public LoadJob {
     store_.CountItem(item);
     return item;
   }
+  void Asked(Reason trouble) {
+    {
+      std::lock_guard lock(mutex_);
+      asking_ = false;
+      trouble_ = trouble;
+      LookAgain();
+      Advance(next_ == 0 ? 0 : next_ - 1);
+    }
+    asked_.notify_all();
+  }
+  void LookAgain() {
+    const PrefixHit more = store_.Lookup(std::span(keys_).subspan(known_));
+    known_ += more.chunks;
+    why_unknown_ = trouble_ == Reason::kNone ? more.miss_reason : trouble_;
+  }
   // Begins what fits into the window beyond item `done`. A prefix larger than RAM is staged while its head is consumed.
   void Advance(size_t done) {
-    while (next_ < keys_.size() && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
+    while (next_ < known_ && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
       heads_dropped_ +=
           store_.MakeRoom(payload_bytes_, std::span(keys_).subspan(heads_dropped_, done - heads_dropped_));
       flights_[next_] = store_.Fetch(space_, keys_[next_], payload_bytes_, deadline_);
@@ -211,9 +254,14 @@ class JobImpl final : public LoadJob {
   const uint64_t payload_bytes_;
   const TimePoint deadline_;
   std::mutex mutex_;
-  std::vector<FlightPtr> flights_;  // Guarded by mutex_. Null before it is begun and after it was taken.
-  size_t next_ = 0;                 // Guarded by mutex_. First not begun.
-  size_t heads_dropped_ = 0;        // Guarded by mutex_. Consumed chunks that were looked at to make room.
+  std::vector<FlightPtr> flights_;          // Guarded by mutex_. Null before it is begun and after it was taken.
+  size_t next_ = 0;                         // Guarded by mutex_. First not begun.
+  size_t heads_dropped_ = 0;                // Guarded by mutex_. Consumed chunks that were looked at to make room.
+  std::condition_variable asked_;           // asking_ became false.
+  size_t known_;                            // Guarded by mutex_. Keys that may be begun.
+  bool asking_ = false;                     // Guarded by mutex_. More may become known.
+  Reason trouble_ = Reason::kNone;          // Guarded by mutex_. Why a tier could not be asked.
+  Reason why_unknown_ = Reason::kNotFound;  // Guarded by mutex_. Of the first that is not known.
 };
 
 StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
@@ -228,6 +276,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
   for (auto& tier : tiers) {
     Lower lower;
     names_.push_back(tier->info().name);
+    asks_ = asks_ || tier->info().asks;
     lower.load_seconds = &metrics.GetHistogram(
         "terrace_load_seconds", "Time of one chunk's load from a tier below RAM.", {{"tier", tier->info().name}});
     lower.write_behind = std::make_unique<WriteBehind>(
@@ -326,7 +375,32 @@ PrefixHit StoreImpl::Lookup(std::span<const Digest> keys) {
 
 std::shared_ptr<LoadJob> StoreImpl::Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
                                          TimePoint deadline) {
-  return std::make_shared<JobImpl>(*this, space, keys, payload_bytes, deadline);
+  auto job = std::make_shared<JobImpl>(*this, space, keys, payload_bytes, deadline);
+  job->Begin();
+  return job;
+}
+
+void StoreImpl::AskTiers(std::span<const Digest> keys, TimePoint deadline, std::function<void(Reason)> done) {
+  struct Asking {
+    std::atomic<size_t> left{1};  // Acquire-release: the last one sees the trouble of all.
+    std::atomic<Reason> trouble{Reason::kNone};
+    std::function<void(Reason)> done;
+    void OneLess() {
+      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) done(trouble.load());
+    }
+  };
+  auto asking = std::make_shared<Asking>();
+  asking->done = std::move(done);
+  const std::span<const Digest> rest = keys.subspan(Lookup(keys).chunks);
+  for (const Lower& lower : lower_) {
+    if (rest.empty() || !lower.tier->info().asks) continue;
+    ++asking->left;
+    lower.tier->Probe({rest.begin(), rest.end()}, deadline, [asking](const std::optional<Error>& trouble) {
+      if (trouble) asking->trouble = trouble->code == Code::kTimeout ? Reason::kTimeout : Reason::kUnavailable;
+      asking->OneLess();
+    });
+  }
+  asking->OneLess();
 }
 
 size_t StoreImpl::MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads) {

@@ -237,6 +237,19 @@ void GuardTier::Contains(std::span<const Digest> keys, std::span<uint8_t> presen
   }
 }
 
+void GuardTier::Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) {
+  if (!Admit(read_, /*probe_by_call=*/false)) return done(Error{Code::kUnavailable, "reads are stopped", 0});
+  const TimePoint latest = std::min(deadline, clock_.Now() + options_.load_timeout);
+  inner_->Probe(std::move(keys), latest, [this, done = std::move(done)](const std::optional<Error>& trouble) {
+    if (!trouble) {
+      Succeeded(read_);
+    } else if (trouble->code != Code::kCancelled) {
+      Failed(read_, trouble->what);
+    }
+    done(trouble);
+  });
+}
+
 void GuardTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) {
   if (!Admit(read_, /*probe_by_call=*/false)) {
     LoadResult refused;

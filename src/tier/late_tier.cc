@@ -40,6 +40,11 @@ void LateTier::Contains(std::span<const Digest> keys, std::span<uint8_t> present
   std::fill(present.begin(), present.end(), 0);
 }
 
+void LateTier::Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) {
+  if (Tier* tier = inner()) return tier->Probe(std::move(keys), deadline, std::move(done));
+  done(Error{Code::kUnavailable, info_.name + ": not open yet", 0});
+}
+
 void LateTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) {
   if (Tier* tier = inner()) return tier->Load(std::move(items), deadline, std::move(done));
   LoadResult refused;

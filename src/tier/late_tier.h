@@ -31,6 +31,7 @@ class LateTier final : public Tier {
 
   const TierInfo& info() const override { return info_; }
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override;
+  void Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) override;
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
   void Erase(std::span<const Digest> keys) override;
