@@ -23,7 +23,8 @@ struct DiskLoads::Job {
   LoadItem item;
   TimePoint deadline;
   std::shared_ptr<LoadBatch> batch;
-  size_t index = 0;  // In the batch.
+  size_t index = 0;        // In the batch.
+  size_t pieces_held = 0;  // Guarded by DiskLoads::mutex_. Its part of pieces_active_.
 
   DiskIndex::Reading reading;  // id 0: not acquired.
   uint64_t file_bytes = 0;     // As opened.
@@ -85,7 +86,8 @@ void DiskLoads::Pump() {
       job = std::move(queue_.front());
       queue_.pop_front();
       ++active_;
-      pieces_active_ += DiskPieceCount(job->item.into.size());
+      job->pieces_held = DiskPieceCount(job->item.into.size());
+      pieces_active_ += job->pieces_held;
     }
     const auto begin = [this, job] { Begin(job); };
     deps_.jobs.Add({.run = begin, .drop = begin});
@@ -148,6 +150,12 @@ void DiskLoads::Read(const JobPtr& job) {
 
 // On a thread of the DiskIo: hands over and returns.
 void DiskLoads::OnRead(const JobPtr& job, size_t piece, size_t bytes, const Result<size_t>& result) {
+  {
+    std::lock_guard lock(mutex_);
+    --job->pieces_held;
+    --pieces_active_;
+  }
+  Pump();  // The next load begins before this one is verified, so that the disk always has work.
   if (!result) {
     job->Fail(result.error().code == Code::kCancelled ? Reason::kCancelled : Reason::kUnavailable, false,
               result.error());
@@ -271,7 +279,7 @@ void DiskLoads::Settle(const JobPtr& job, LoadResult result) {
   job->batch->Settle(job->index, std::move(result));
   {
     std::lock_guard lock(mutex_);
-    pieces_active_ -= DiskPieceCount(job->item.into.size());
+    pieces_active_ -= std::exchange(job->pieces_held, 0);
     if (dropped_ && cancelled) ++abandoned_;
   }
   Pump();

@@ -68,7 +68,7 @@ class DiskLoads {
   std::condition_variable idle_;
   std::deque<JobPtr> queue_;  // Guarded by mutex_.
   size_t active_ = 0;         // Guarded by mutex_.
-  size_t pieces_active_ = 0;  // Guarded by mutex_.
+  size_t pieces_active_ = 0;  // Guarded by mutex_. Of loads begun, not yet read.
   bool listed_ = false;       // Guarded by mutex_.
   bool stopped_ = false;      // Guarded by mutex_.
   bool dropped_ = false;      // Guarded by mutex_.

@@ -343,14 +343,7 @@ void DiskSaves::Write(const JobPtr& job) {
   std::vector<DiskOp> ops;
   for (size_t i = 0; i < DiskPieceCount(payload.size()); ++i) {
     ops.push_back(DiskPiece(DiskOp::Kind::kWrite, job->file, i, payload, *job->scratch,
-                            [this, job](const Result<size_t>& result) {
-                              {
-                                std::lock_guard lock(job->mutex);
-                                if (!result && !job->error) job->error = result.error();
-                                if (--job->pieces_left > 0) return;
-                              }
-                              Post([this, job] { Written(job); });
-                            }));
+                            [this, job](const Result<size_t>& result) { OnWrite(job, result); }));
   }
   job->pieces_left = ops.size();
   {
@@ -360,11 +353,27 @@ void DiskSaves::Write(const JobPtr& job) {
   deps_.io.Submit(std::move(ops));
 }
 
+// On a thread of the DiskIo.
+void DiskSaves::OnWrite(const JobPtr& job, const Result<size_t>& result) {
+  bool pump = false;
+  {
+    std::lock_guard lock(mutex_);
+    pump = --pieces_active_ < kDiskPiecesMax && !queue_.empty();
+  }
+  // The next save begins before this one ends, so that the disk always has work.
+  if (pump) Post([this] { Pump(); });
+  {
+    std::lock_guard lock(job->mutex);
+    if (!result && !job->error) job->error = result.error();
+    if (--job->pieces_left > 0) return;
+  }
+  Post([this, job] { Written(job); });
+}
+
 void DiskSaves::Written(const JobPtr& job) {
   bool commit = false;
   {
     std::lock_guard lock(mutex_);
-    pieces_active_ -= DiskPieceCount(job->item.payload.size());
     if (!job->error) {
       written_.push_back(job);
       commit = !std::exchange(committing_, true);

@@ -82,6 +82,7 @@ class DiskSaves {
   Room MakeRoom(const FrameInfo& info, uint64_t file_bytes);
   Result<std::shared_ptr<DiskFile>> CreateTemp(const Job& job);
   void Write(const JobPtr& job);
+  void OnWrite(const JobPtr& job, const Result<size_t>& result);
   void StartCommit();
   // Submits a sync of each file, and `then` as a task when the last one has ended.
   void SyncAll(const std::vector<std::shared_ptr<DiskFile>>& files, std::vector<std::optional<Error>*> errors,

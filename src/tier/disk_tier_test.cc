@@ -751,6 +751,37 @@ TEST_P(DiskTierTest, WhenEverythingIsBeingReadASaveIsDeclinedAsFull) {
   EXPECT_EQ(too_large.reason, Reason::kFull);
 }
 
+// More is begun as soon as a part of a large frame has been moved, or the disk would run dry at the end of each.
+TEST_P(DiskTierTest, TheNextLoadBeginsBeforeALargeOneIsRead) {
+  Open();
+  const TestFrame large = MakeFrame(0, 20 * kMiB), small = MakeFrame(1, kMiB);
+  for (const TestFrame* frame : {&large, &small}) ASSERT_EQ(Save(*tier_, *frame).outcome, Outcome::kHit);
+  io_->SetRule([](const FaultyDiskIo::Call& call) -> Verdict {
+    return {.hold = call.what == What::kRead && call.offset >= 10 * kMiB};
+  });
+  const Loaded held = StartLoad(*tier_, large.info);
+  ASSERT_EQ(io_->WaitForHeld(10), 10u);
+  ExpectHit(*tier_, small);
+  EXPECT_EQ(held.done->Poll(0), nullptr);
+  io_->Release();
+  ASSERT_NE(held.done->Wait(0, Soon()), nullptr);
+  EXPECT_EQ(held.done->Poll(0)->outcome, Outcome::kHit);
+}
+
+TEST_P(DiskTierTest, TheNextSaveBeginsBeforeALargeOneIsWritten) {
+  Open();
+  io_->SetRule([](const FaultyDiskIo::Call& call) -> Verdict {
+    return {.hold = call.what == What::kWrite && call.offset >= 10 * kMiB};
+  });
+  const auto held = StartSave(*tier_, MakeFrame(0, 20 * kMiB));
+  ASSERT_EQ(io_->WaitForHeld(10), 10u);
+  EXPECT_EQ(Save(*tier_, MakeFrame(1, kMiB)).outcome, Outcome::kHit);
+  EXPECT_EQ(held->Poll(0), nullptr);
+  io_->Release();
+  ASSERT_NE(held->Wait(0, Soon()), nullptr);
+  EXPECT_EQ(held->Poll(0)->outcome, Outcome::kHit);
+}
+
 TEST_P(DiskTierTest, WhatWasUsedLastStaysAlsoAfterARestart) {
   Open();
   for (uint64_t n = 0; n < 8; ++n) ASSERT_EQ(Save(*tier_, MakeFrame(n, kMiB)).outcome, Outcome::kHit);
