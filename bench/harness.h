@@ -1,7 +1,9 @@
-// Rows of a benchmark: each value beside its physical limit, measured in the same run, the two alternating, so that a
-// noisy machine hits both alike. A ratio is the median of the pairwise ratios; the spread is (max - min) / median of
-// the value.
+// Rows of a benchmark: each value beside its physical limit, or beside another program, measured in the same run, the
+// two alternating, so that a noisy machine hits both alike. A ratio is the median of the pairwise ratios; the spread is
+// (max - min) / median of the value.
 #pragma once
+
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -35,27 +37,55 @@ inline double Seconds(const std::function<void()>& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// `amount` of `unit` a run; both run once before they count.
-inline Row Compare(Row row, int rounds, double amount, const std::function<double()>& ours,
-                   const std::function<double()>& limit) {
+// Of all threads of this process, in the kernel too.
+inline double CpuSeconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+}
+
+// What one run took, by one or more measures, in seconds.
+using Sample = std::vector<double>;
+struct Turns {
+  std::vector<Sample> ours, other;  // Pair by pair.
+};
+
+// Both run once before they count. Who begins changes from pair to pair.
+inline Turns TakeTurns(int rounds, const std::function<Sample()>& ours, const std::function<Sample()>& other) {
   ours();
-  limit();
-  std::vector<double> values, limits, ratios;
+  other();
+  Turns turns;
   for (int i = 0; i < rounds; ++i) {
-    const bool ours_first = i % 2 == 0;
-    const double a = ours_first ? ours() : 0;
-    const double b = limit();
-    const double c = ours_first ? a : ours();
-    values.push_back(amount / c);
-    limits.push_back(amount / b);
-    ratios.push_back(b / c);
+    if (i % 2 == 0) turns.ours.push_back(ours());
+    turns.other.push_back(other());
+    if (i % 2 == 1) turns.ours.push_back(ours());
+  }
+  return turns;
+}
+
+enum class Beside { kLimit, kPeer };
+
+// The row of one measure: `amount` of its unit a run.
+inline Row RowOf(Row row, Beside beside, double amount, const Turns& turns, size_t measure = 0) {
+  std::vector<double> values, others, ratios;
+  for (size_t i = 0; i < turns.ours.size(); ++i) {
+    const double a = turns.ours[i][measure], b = turns.other[i][measure];
+    values.push_back(amount / a);
+    others.push_back(amount / b);
+    ratios.push_back(b / a);
   }
   row.value = Median(values);
-  row.limit = Median(limits);
-  row.ratio = Median(ratios);
+  (beside == Beside::kLimit ? row.limit : row.peer) = Median(others);
+  (beside == Beside::kLimit ? row.ratio : row.peer_ratio) = Median(ratios);
   row.spread =
       (*std::max_element(values.begin(), values.end()) - *std::min_element(values.begin(), values.end())) / row.value;
   return row;
+}
+
+inline Row Compare(Row row, int rounds, double amount, const std::function<double()>& ours,
+                   const std::function<double()>& limit) {
+  const Turns turns = TakeTurns(rounds, [&] { return Sample{ours()}; }, [&] { return Sample{limit()}; });
+  return RowOf(std::move(row), Beside::kLimit, amount, turns);
 }
 
 // A rate without a partner to alternate with; `limit` is the figure asked for.
@@ -71,11 +101,11 @@ inline Row Rate(Row row, int rounds, double amount, const std::function<double()
 }
 
 inline void Print(const Row& r) {
-  std::printf("%-44s %10llu %12.4g %-8s", r.name.c_str(), static_cast<unsigned long long>(r.size), r.value,
+  std::printf("%-64s %9llu %10.4g %-12s", r.name.c_str(), static_cast<unsigned long long>(r.size), r.value,
               r.unit.c_str());
   if (r.limit) std::printf(" limit %10.4g", *r.limit);
   if (r.ratio) std::printf(" ratio %6.3f", *r.ratio);
-  if (r.peer) std::printf(" peer %10.4g ratio %6.3f", *r.peer, r.peer_ratio.value_or(0));
+  if (r.peer) std::printf(" peer  %10.4g ratio %6.3f", *r.peer, r.peer_ratio.value_or(0));
   std::printf(" spread %.2f\n", r.spread);
   std::fflush(stdout);
 }
