@@ -784,6 +784,14 @@ class ManyFramesFileIo final : public FaultyFileIo {
     for (const Digest& key : directories_.at(path.substr(at + 8))) names.push_back(key.Hex() + ".kvf");
     return names;
   }
+  Result<void> Unlink(const std::string& path) override {
+    const size_t at = path.find("/frames/");
+    if (at == std::string::npos) return FaultyFileIo::Unlink(path);
+    (void)Ask({kUnlink, path});
+    unlinks_ += std::erase(directories_.at(path.substr(at + 8, 3)), *Digest::FromHex(path.substr(at + 12, 64)));
+    return {};
+  }
+  size_t unlinks() const { return unlinks_; }
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions) override {
     if (path.find("/frames/") == std::string::npos) return FaultyFileIo::Open(path, mode, permissions);
     (void)Ask({kOpen, path, mode});
@@ -808,6 +816,7 @@ class ManyFramesFileIo final : public FaultyFileIo {
   };
   std::map<std::string, std::vector<Digest>> directories_;
   std::vector<Digest> keys_;
+  size_t unlinks_ = 0;  // Of frames that were there.
 };
 
 TEST_F(SharedFsTier, AHundredThousandFramesFanOutAndLookupsReadNoDirectory) {
@@ -831,6 +840,31 @@ TEST_F(SharedFsTier, AHundredThousandFramesFanOutAndLookupsReadNoDirectory) {
   EXPECT_EQ(io.all_calls(), all);
   EXPECT_EQ(std::count(present.begin(), present.begin() + kFrames, 1), kFrames);
   EXPECT_EQ(std::count(present.begin() + kFrames, present.end(), 1), 0);
+}
+
+TEST_F(SharedFsTier, AHundredThousandFramesAreHalvedInSmallStepsWithoutAListing) {
+  constexpr uint64_t kFrames = 100000;
+  ManyFramesFileIo io(kFrames);
+  SharedFsOptions options;
+  options.bounds.bytes_max = kFrames / 2 * FrameBytes(100);
+  Node node(dir_, io, clock_, options);
+  node.background.RunDue();
+  ASSERT_TRUE(node.tier->stats().index_ready);
+  EXPECT_EQ(node.tier->stats().frames, kFrames);
+  const int listings = io.calls(Io::kList);
+  int most_a_step = 0, polls = 0;
+  const auto over = [&] { return node.tier->stats().bytes > node.tier->stats().bytes_max; };
+  while (over() && ++polls < 10000) {
+    clock_.Advance(milliseconds(10));
+    const int before = io.calls(Io::kUnlink);
+    // A step and whatever else is due: other work of this thread comes between two of them.
+    if (node.background.RunOne()) most_a_step = std::max(most_a_step, io.calls(Io::kUnlink) - before);
+  }
+  EXPECT_FALSE(over());
+  EXPECT_GT(io.unlinks(), kFrames / 2);
+  EXPECT_LT(io.unlinks(), kFrames * 5 / 8) << "no more than needed";
+  EXPECT_LE(most_a_step, 64 + 2) << "and a lease, a temporary";
+  EXPECT_LE(io.calls(Io::kList), listings + 2 * polls) << "journals and temporaries, no frames";
 }
 
 // ---- Discovery
