@@ -158,24 +158,6 @@ bool FirstWords(std::string_view shorter, std::string_view longer) {
   return longer.size() > shorter.size() && longer.starts_with(shorter) && longer[shorter.size()] == '-';
 }
 
-Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  const auto failed = [&] {
-    const int error = errno;
-    return Fail(Code::kIo, "cannot read --config " + path + ": " + std::strerror(error), error);
-  };
-  if (file == nullptr) return failed();
-  struct stat status{};
-  if (fstat(fileno(file.get()), &status) != 0) return failed();
-  *others_may_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
-  std::string text(kFileBytesMax + 1, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  if (std::ferror(file.get()) != 0) return failed();
-  if (text.size() > kFileBytesMax)
-    return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
-  return text;
-}
-
 // Number of the line that ends the first YAML document, if one does. YAML::Load stops there in silence, and
 // YAML::LoadAll (0.7) never comes back from some inputs of seven bytes.
 std::optional<size_t> SecondDocument(std::string_view text) {
@@ -268,7 +250,7 @@ struct Loader {
   Result<void> ReadYaml(const std::string& path) {
     bool others_may_read = false;
     const Result<std::string> text = ReadFile(path, &others_may_read);
-    if (!text) return tl::unexpected(text.error());
+    if (!text) return Fail(text.error(), "--config");
     try {
       const YAML::Node document = YAML::Load(*text);
       if (const auto line = SecondDocument(*text)) {
@@ -332,8 +314,10 @@ struct Loader {
     for (const Option& option : options) {
       if (Common(option.name)) continue;
       Values::Entry entry{option, option.default_value, Origin::kDefault, "default"};
-      const std::pair<const GivenMap*, Origin> sources[] = {
-          {&flags, Origin::kFlag}, {&environment, Origin::kEnvironment}, {&file, Origin::kFile}};
+      const std::pair<const GivenMap*, Origin> sources[] = {{&flags, Origin::kFlag},
+                                                            {&environment, Origin::kEnvironment},
+                                                            {&file, Origin::kFile},
+                                                            {&brought, Origin::kFile}};
       for (const auto& [given, origin] : sources) {
         const auto found = given->find(option.name);
         if (found == given->end()) continue;
@@ -369,11 +353,12 @@ struct Loader {
   }
 
   std::vector<Option> options;  // The schema's, then the common ones.
-  GivenMap flags, environment, file;
+  GivenMap flags, environment, file, brought;
 };
 
 Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
-                    const std::function<std::optional<std::string>(const std::string&)>& environment) {
+                    const std::function<std::optional<std::string>(const std::string&)>& environment,
+                    const std::vector<Preset>& presets) {
   Parsed parsed;
   // Help comes first: somebody who asks for it may have got the rest wrong.
   parsed.help =
@@ -383,6 +368,7 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
   Loader loader(schema);
   if (const Result<void> read = loader.ReadFlags(args); !read) return tl::unexpected(read.error());
   loader.ReadEnvironment(environment);
+  for (const Preset& preset : presets) loader.brought[preset.name] = {preset.value, "file " + preset.where};
   for (const Loader::GivenMap* source : {&loader.flags, &loader.environment}) {
     const auto path = source->find("config");
     if (path == source->end()) continue;
@@ -523,6 +509,24 @@ Result<int64_t> ParseDurationMs(std::string_view text) {
     return Fail(Code::kInvalid,
                 Quoted(text) + " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds");
   return static_cast<int64_t>(*ms);
+}
+
+Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+  const auto failed = [&] {
+    const int error = errno;
+    return Fail(Code::kIo, "cannot read " + path + ": " + std::strerror(error), error);
+  };
+  if (file == nullptr) return failed();
+  struct stat status{};
+  if (fstat(fileno(file.get()), &status) != 0) return failed();
+  *others_may_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
+  std::string text(kFileBytesMax + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return failed();
+  if (text.size() > kFileBytesMax)
+    return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
+  return text;
 }
 
 std::optional<std::string> Nearest(std::string_view name, const std::vector<std::string>& known) {

@@ -64,6 +64,13 @@ class Values {
   std::map<std::string, Entry, std::less<>> entries_;
 };
 
+// A value that comes from another program's configuration: it counts as the file's, but our own file wins over it.
+struct Preset {
+  std::string name;   // Of an option of the schema; of another one: it is left out.
+  std::string value;  // As a user would write it.
+  std::string where;  // For errors and Dump: "lmcache.yaml:2 max_local_cpu_size".
+};
+
 struct Parsed {
   Values values;
   bool help = false;          // --help was given: print Help(schema), exit 0.
@@ -74,7 +81,8 @@ struct Parsed {
 // flag is `--name value` or `--name=value`; a bool flag may stand alone (true), or take a value with `=`. Errors are
 // one line that says where, what and what to do: `node.yaml:14: unknown key "ram_sise"; did you mean "ram"?`.
 Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
-                    const std::function<std::optional<std::string>(const std::string&)>& environment);
+                    const std::function<std::optional<std::string>(const std::string&)>& environment,
+                    const std::vector<Preset>& presets = {});
 std::string Help(const Schema& schema);
 
 // D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"). Not negative.
@@ -83,6 +91,9 @@ Result<uint64_t> ParseBytes(std::string_view text);
 Result<bool> ParseBool(std::string_view text);
 // "250ms", "5s", "2m", "1h"; a bare number is milliseconds.
 Result<int64_t> ParseDurationMs(std::string_view text);
+
+// A file of at most 1 MiB, as a whole. `others_may_read`: group or world may.
+Result<std::string> ReadFile(const std::string& path, bool* others_may_read);
 
 // The closest of `known` to `name`, if close enough to be a slip of the fingers.
 std::optional<std::string> Nearest(std::string_view name, const std::vector<std::string>& known);

@@ -148,10 +148,10 @@ TEST(Config, AnUnknownNameIsAnErrorWithTheNearestKnownOne) {
 // D16.
 TEST(Config, AnUnreadableFileIsAnError) {
   EXPECT_EQ(ErrorOf(LoadWith({"--config", "/nowhere/node.yaml"})),
-            "cannot read --config /nowhere/node.yaml: No such file or directory");
-  EXPECT_EQ(ErrorOf(LoadWith({"--config", "/"})), "cannot read --config /: Is a directory");
+            "--config: cannot read /nowhere/node.yaml: No such file or directory");
+  EXPECT_EQ(ErrorOf(LoadWith({"--config", "/"})), "--config: cannot read /: Is a directory");
   EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_CONFIG", "/nowhere/node.yaml"}})),
-            "cannot read --config /nowhere/node.yaml: No such file or directory");
+            "--config: cannot read /nowhere/node.yaml: No such file or directory");
 }
 
 // D17.

@@ -32,6 +32,7 @@
 #include "engine/routes.h"
 #include "http/server.h"
 #include "io/file_io.h"
+#include "lmcache/translate.h"
 #include "terrace/store.h"
 #include "terrace/version.h"
 #include "tier/disk_tier.h"
@@ -152,6 +153,12 @@ config::Schema ServeSchema() {
            .type = Type::kDuration,
            .help = "longest wait for cached KV (default: half the time computing it would take)",
            .metavar = "TIME"},
+          {.name = "lmcache-unknown",
+           .type = Type::kChoice,
+           .default_value = "error",
+           .help = "what a key does that LMCache itself does not know (LMCACHE_CONFIG_FILE, LMCACHE_*)",
+           .choices = {"error", "warn"},
+           .metavar = "WHAT"},
           {.name = "log-level",
            .type = Type::kChoice,
            .default_value = "info",
@@ -468,19 +475,47 @@ int Serve(const config::Values& values, ServeOptions options) {
 
 }  // namespace
 
+// LMCache's configuration must have a meaning here, key by key; what it says is told once.
+Result<void> CheckBrought(const lmcache::Translation& lmcache, const config::Schema& schema,
+                          const config::Values& values) {
+  for (const config::Preset& preset : lmcache.presets) {
+    const bool known = std::any_of(schema.options.begin(), schema.options.end(),
+                                   [&](const config::Option& option) { return option.name == preset.name; });
+    if (!known) return Fail(Code::kInvalid, preset.where + ": this program has no --" + preset.name);
+  }
+  for (const std::string& unknown : lmcache.unknown) {
+    if (values.Text("lmcache-unknown") == "error")
+      return Fail(Code::kInvalid, unknown + "; to let it pass: --lmcache-unknown=warn");
+    std::fprintf(stderr, "terrace serve: %s; left out\n", unknown.c_str());
+  }
+  if (lmcache.secret_readable) {
+    log::Warn("config_secret_readable",
+              {{"file", lmcache.file}, {"option", "aws_secret_access_key"}, {"remedy", "chmod 600 " + lmcache.file}});
+  }
+  // No events: of those only so many a second come out.
+  for (const std::string& note : lmcache.notes) std::fprintf(stderr, "terrace serve: %s\n", note.c_str());
+  return {};
+}
+
 int RunServe(const std::vector<std::string>& args) {
   EnsureOpenMpPassive();
   const config::Schema schema = ServeSchema();
   log::LogToStderr();  // Warnings about the configuration itself.
-  const auto parsed = config::Load(schema, args, [](const std::string& name) -> std::optional<std::string> {
+  const auto environment = [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  });
+  };
+  const Result<lmcache::Translation> lmcache = lmcache::Translate(lmcache::VariablesOfThisProcess());
+  const auto parsed =
+      config::Load(schema, args, environment, lmcache ? lmcache->presets : std::vector<config::Preset>{});
   if (!parsed) return Refuse(parsed.error().what);
   if (parsed->help) {
     std::fputs(config::Help(schema).c_str(), stdout);
     return 0;
   }
+  if (!lmcache) return Refuse(lmcache.error().what);
+  const Result<void> brought = CheckBrought(*lmcache, schema, parsed->values);
+  if (!brought) return Refuse(brought.error().what);
   if (parsed->print_config) {
     std::fputs(parsed->values.Dump().c_str(), stdout);
     return 0;

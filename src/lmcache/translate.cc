@@ -1,0 +1,406 @@
+#include "lmcache/translate.h"
+
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "lmcache/known.h"
+
+namespace terrace::lmcache {
+namespace {
+
+constexpr std::string_view kPrefix = "LMCACHE_";
+constexpr double kGiB = 1ull << 30;
+constexpr double kGiBMax = 1 << 20;  // A PiB: above it, it is a slip.
+
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+bool Matches(std::string_view pattern, std::string_view name) {
+  if (!pattern.ends_with('*')) return pattern == name;
+  return name.starts_with(pattern.substr(0, pattern.size() - 1));
+}
+
+const Key* Find(std::span<const Key> keys, std::string_view name) {
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const Key& key) { return Matches(key.name, name); });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+std::string Nearest(std::span<const Key> keys, std::string_view name) {
+  std::vector<std::string> names;
+  for (const Key& key : keys) {
+    if (!key.name.ends_with('*')) names.emplace_back(key.name);
+  }
+  const auto nearest = config::Nearest(name, names);
+  return nearest ? "; did you mean \"" + *nearest + "\"?" : "";
+}
+
+std::optional<double> Number(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || std::isnan(value)) return std::nullopt;
+  return value;
+}
+
+struct Given {
+  YAML::Node node;
+  std::string where;  // "lmcache.yaml:3", "env LMCACHE_CHUNK_SIZE".
+};
+
+std::vector<std::string> Items(const YAML::Node& node) {
+  std::vector<std::string> items;
+  if (node.IsSequence()) {
+    for (const YAML::Node& item : node) items.push_back(item.Scalar());
+  } else if (node.IsScalar()) {
+    std::string_view rest = node.Scalar();
+    while (!rest.empty()) {
+      const size_t comma = std::min(rest.find(','), rest.size());
+      std::string_view item = rest.substr(0, comma);
+      while (item.starts_with(' ')) item.remove_prefix(1);
+      while (item.ends_with(' ')) item.remove_suffix(1);
+      if (!item.empty()) items.emplace_back(item);
+      rest.remove_prefix(std::min(comma + 1, rest.size()));
+    }
+  }
+  return items;
+}
+
+// What is wrong with a value, without the value: it may be a secret.
+std::optional<std::string> Complaint(Kind kind, const YAML::Node& node) {
+  if (node.IsNull()) return std::nullopt;
+  switch (kind) {
+    case Kind::kBool:
+      if (!node.IsScalar() || !config::ParseBool(node.Scalar())) return "expected true or false";
+      return std::nullopt;
+    case Kind::kInt:
+    case Kind::kNumber: {
+      const auto value = node.IsScalar() ? Number(node.Scalar()) : std::nullopt;
+      if (!value) return "expected a number";
+      if (*value < 0) return "expected a number that is not negative";
+      if (kind == Kind::kInt && *value != std::floor(*value)) return "expected a whole number";
+      return std::nullopt;
+    }
+    case Kind::kText: return node.IsScalar() ? std::nullopt : std::optional<std::string>("expected text");
+    case Kind::kList: {
+      const bool texts =
+          node.IsScalar() || (node.IsSequence() &&
+                              std::all_of(node.begin(), node.end(), [](const auto& item) { return item.IsScalar(); }));
+      return texts ? std::nullopt : std::optional<std::string>("expected a list");
+    }
+    case Kind::kMap:
+      return node.IsMap() ? std::nullopt : std::optional<std::string>("expected a map of keys and values");
+  }
+  return std::nullopt;
+}
+
+bool IsOff(Kind kind, const YAML::Node& node) {
+  if (node.IsNull()) return true;
+  switch (kind) {
+    case Kind::kBool: return !*config::ParseBool(node.Scalar());
+    case Kind::kInt:
+    case Kind::kNumber: return *Number(node.Scalar()) == 0;
+    case Kind::kText: return node.Scalar().empty();
+    case Kind::kList: return Items(node).empty();
+    case Kind::kMap: return node.size() == 0;
+  }
+  return false;
+}
+
+class Translator {
+ public:
+  Result<Translation> Run(const Variables& variables) {
+    try {
+      if (const auto file = variables.find("LMCACHE_CONFIG_FILE"); file != variables.end() && !file->second.empty()) {
+        if (const Result<void> read = ReadFile(file->second); !read) return tl::unexpected(read.error());
+      }
+      if (const Result<void> read = ReadVariables(variables); !read) return tl::unexpected(read.error());
+      if (const Result<void> checked = CheckAll(); !checked) return tl::unexpected(checked.error());
+      if (const Result<void> mapped = Map(); !mapped) return tl::unexpected(mapped.error());
+    } catch (const YAML::Exception& error) {  // The edge: yaml-cpp reports by exception.
+      return Fail(Code::kInvalid, "LMCACHE_EXTRA_CONFIG: not JSON: " + error.msg);
+    }
+    out_.secret_readable = out_.secret_readable && extra_.contains("aws_secret_access_key");
+    return std::move(out_);
+  }
+
+ private:
+  Result<void> ReadFile(const std::string& path) {
+    const Result<std::string> text = config::ReadFile(path, &out_.secret_readable);
+    if (!text) return Fail(text.error(), "LMCACHE_CONFIG_FILE");
+    out_.file = path;
+    try {
+      const YAML::Node document = YAML::Load(*text);
+      if (document.IsNull()) return {};
+      if (!document.IsMap()) return Fail(Code::kInvalid, path + ":1: expected `key: value` lines");
+      return Add(document, Keys(), top_, [&](const YAML::Node& key) { return At(path, key); });
+    } catch (const YAML::Exception& error) {
+      return Fail(Code::kInvalid, path + ":" + std::to_string(error.mark.line + 1) + ": " + error.msg);
+    }
+  }
+
+  static std::string At(const std::string& path, const YAML::Node& node) {
+    return path + ":" + std::to_string(node.Mark().line + 1);
+  }
+
+  // Takes the pairs of a map, by their present names.
+  template <class Where>
+  Result<void> Add(const YAML::Node& map, std::span<const Key> keys, std::map<std::string, Given>& into, Where where) {
+    std::map<std::string, bool> seen;
+    for (const auto& pair : map) {
+      if (!pair.first.IsScalar()) return Fail(Code::kInvalid, where(pair.first) + ": a key must be plain text");
+      const std::string written = pair.first.Scalar();
+      const std::string name = Present(written);
+      if (std::exchange(seen[name], true)) {
+        return Fail(Code::kInvalid, where(pair.first) + ": " + written + " is set a second time; remove one");
+      }
+      if (Find(keys, name) == nullptr) {
+        Unknown(where(pair.first), written, Lower(written), keys);
+        continue;
+      }
+      if (name == "extra_config" && &into == &top_) {
+        if (const auto complaint = Complaint(Kind::kMap, pair.second)) {
+          return Fail(Code::kInvalid, where(pair.first) + ": extra_config: " + *complaint);
+        }
+        if (pair.second.IsNull()) continue;
+        if (const Result<void> added = Add(pair.second, ExtraKeys(), extra_, where); !added) return added;
+        continue;
+      }
+      into[name] = {pair.second, where(pair.first)};
+    }
+    return {};
+  }
+
+  static std::string Present(const std::string& written) {
+    for (const Alias& alias : Aliases()) {
+      if (alias.old_name == written) return std::string(alias.name);
+    }
+    return written;
+  }
+
+  // `name`: in lower case, without LMCACHE_.
+  void Unknown(const std::string& where, const std::string& written, const std::string& name,
+               std::span<const Key> keys) {
+    out_.unknown.push_back(where + ": " + written + " is no key of LMCache " + std::string(kVersion) +
+                           Nearest(keys, name));
+  }
+
+  Result<void> ReadVariables(const Variables& variables) {
+    for (const auto& [variable, value] : variables) {
+      if (value.empty()) continue;
+      const std::string name = Present(Lower(variable.substr(kPrefix.size())));
+      const std::string where = "env " + variable;
+      if (name == "extra_config") {
+        const YAML::Node map = YAML::Load(value);
+        if (!map.IsMap()) return Fail(Code::kInvalid, where + ": expected JSON: {\"key\": value, ...}");
+        if (const Result<void> added = Add(map, ExtraKeys(), extra_, [&](const YAML::Node&) { return where; }); !added)
+          return added;
+      } else if (Find(Keys(), name) != nullptr) {
+        top_[name] = {YAML::Node(value), where};
+      } else if (std::none_of(OtherVariables().begin(), OtherVariables().end(),
+                              [&](std::string_view other) { return Matches(other, name); })) {
+        Unknown(where, variable, name, Keys());
+      }
+    }
+    return {};
+  }
+
+  Result<void> CheckAll() {
+    for (const auto& [given, keys] : {std::pair(&top_, Keys()), std::pair(&extra_, ExtraKeys())}) {
+      for (const auto& [name, value] : *given) {
+        const Key& key = *Find(keys, name);
+        // A pattern's keys have types of their own, which nobody reads.
+        const bool typed = !key.name.ends_with('*');
+        if (typed) {
+          if (const auto complaint = Complaint(key.kind, value.node)) {
+            return Fail(Code::kInvalid, value.where + ": " + name + ": " + *complaint);
+          }
+        }
+        if (key.fate == Fate::kNoted) Note(name, value, key.text);
+        if (key.fate == Fate::kRefused && !(typed && IsOff(key.kind, value.node))) {
+          return Fail(Code::kInvalid, value.where + ": " + name + ": " + std::string(key.text));
+        }
+      }
+    }
+    return {};
+  }
+
+  void Note(const std::string& name, const Given& given, std::string_view text) {
+    out_.notes.push_back(given.where + ": " + name + ": " + std::string(text));
+  }
+
+  void Preset(std::string option, std::string value, const std::string& name, const Given& given) {
+    out_.presets.push_back({std::move(option), std::move(value), given.where + " " + name});
+  }
+
+  // Null and "" are as not given.
+  static const Given* Set(const std::map<std::string, Given>& in, const std::string& name) {
+    const auto found = in.find(name);
+    if (found == in.end() || found->second.node.IsNull()) return nullptr;
+    if (found->second.node.IsScalar() && found->second.node.Scalar().empty()) return nullptr;
+    return &found->second;
+  }
+
+  static Result<std::string> Bytes(const std::string& name, const Given& given) {
+    const double gib = *Number(given.node.Scalar());
+    if (gib > kGiBMax) return Fail(Code::kInvalid, given.where + ": " + name + ": it is in GB, and this is too much");
+    return std::to_string(static_cast<uint64_t>(std::llround(gib * kGiB)));
+  }
+
+  Result<void> Map() {
+    if (const Given* chunk = Set(top_, "chunk_size")) Preset("chunk", chunk->node.Scalar(), "chunk_size", *chunk);
+    if (const Given* save = Set(top_, "save_decode_cache")) {
+      Preset("save-decode-cache", save->node.Scalar(), "save_decode_cache", *save);
+    }
+    if (const Given* ram = Set(top_, "max_local_cpu_size")) {
+      const Result<std::string> bytes = Bytes("max_local_cpu_size", *ram);
+      if (!bytes) return tl::unexpected(bytes.error());
+      if (*bytes == "0") {
+        return Fail(Code::kInvalid,
+                    ram->where + ": max_local_cpu_size: 0 is no room; all loads and saves go through RAM");
+      }
+      Preset("ram", *bytes, "max_local_cpu_size", *ram);
+    }
+    if (const Result<void> disk = MapDisk(); !disk) return disk;
+    if (const Result<void> plugins = MapPlugins(); !plugins) return plugins;
+    return MapRemoteUrl();
+  }
+
+  Result<void> MapDisk() {
+    const Given* directory = Set(top_, "local_disk");
+    const Given* size = Set(top_, "max_local_disk_size");
+    if (directory == nullptr) {
+      if (size != nullptr) Note("max_local_disk_size", *size, "caps nothing: there is no local_disk");
+      return {};
+    }
+    const Result<std::string> path = OneDirectory("local_disk", *directory);
+    if (!path) return tl::unexpected(path.error());
+    if (size == nullptr || *Number(size->node.Scalar()) == 0) {
+      return Fail(Code::kInvalid, directory->where + ": local_disk needs max_local_disk_size, its cap in GB");
+    }
+    const Result<std::string> bytes = Bytes("max_local_disk_size", *size);
+    if (!bytes) return tl::unexpected(bytes.error());
+    Preset("disk", *path, "local_disk", *directory);
+    Preset("disk-size", *bytes, "max_local_disk_size", *size);
+    return {};
+  }
+
+  // "/a", "file:///a"; a list of them is more than we take.
+  static Result<std::string> OneDirectory(const std::string& name, const Given& given) {
+    const std::vector<std::string> items = Items(given.node);
+    if (items.size() != 1) {
+      return Fail(Code::kInvalid, given.where + ": " + name + ": one directory, not " + std::to_string(items.size()) +
+                                      "; join disks below the file system (RAID 0, LVM)");
+    }
+    const std::string_view path = items[0];
+    constexpr std::string_view kScheme = "file://";
+    return std::string(path.starts_with(kScheme) ? path.substr(kScheme.size()) : path);
+  }
+
+  Result<void> MapPlugins() {
+    std::vector<std::string> names;
+    const Given* plugins = Set(top_, "remote_storage_plugins");
+    if (plugins != nullptr) names = Items(plugins->node);
+    for (const std::string& name : names) {
+      if (name != "fs" && !name.starts_with("fs.")) {
+        return Fail(Code::kInvalid, plugins->where + ": remote_storage_plugins: there is no \"" + name +
+                                        "\" here; use fs, or remote_url with s3://");
+      }
+      const std::string key = "remote_storage_plugin." + name + ".base_path";
+      const Given* path = Set(extra_, key);
+      const std::string found = path != nullptr ? key : "fs_base_path";
+      if (path == nullptr) path = Set(extra_, "fs_base_path");
+      if (path == nullptr) {
+        return Fail(Code::kInvalid, plugins->where + ": remote_storage_plugins: \"" + name +
+                                        "\" needs its directory: extra_config: " + key);
+      }
+      if (const Result<void> shared = MapShared(found, *path); !shared) return shared;
+    }
+    for (const auto& [key, given] : extra_) {
+      constexpr std::string_view kBegin = "remote_storage_plugin.", kEnd = ".base_path";
+      if (!key.starts_with(kBegin)) continue;
+      if (!key.ends_with(kEnd)) {
+        return Fail(Code::kInvalid,
+                    given.where + ": " + key + ": foreign code is not loaded, and fs has only base_path here");
+      }
+      const std::string name = key.substr(kBegin.size(), key.size() - kBegin.size() - kEnd.size());
+      if (std::find(names.begin(), names.end(), name) == names.end()) {
+        Note(key, given, "not used: remote_storage_plugins does not name it");
+      }
+    }
+    return {};
+  }
+
+  Result<void> MapShared(const std::string& name, const Given& given) {
+    const Result<std::string> path = OneDirectory(name, given);
+    if (!path) return tl::unexpected(path.error());
+    if (std::any_of(out_.presets.begin(), out_.presets.end(),
+                    [](const config::Preset& p) { return p.name == "shared"; }))
+      return Fail(Code::kInvalid,
+                  given.where + ": " + name + ": a second shared directory; only one is used: remove one");
+    Preset("shared", *path, name, given);
+    return {};
+  }
+
+  Result<void> MapRemoteUrl() {
+    const Given* given = Set(top_, "remote_url");
+    const std::string url = given != nullptr ? given->node.Scalar() : "";
+    if (url.starts_with("s3://")) {
+      Preset("s3-endpoint", url, "remote_url", *given);
+      for (const auto& [key, option] : {std::pair("s3_region", "s3-region"), std::pair("disable_tls", "s3-disable-tls"),
+                                        std::pair("aws_access_key_id", "s3-access-key-id"),
+                                        std::pair("aws_secret_access_key", "s3-secret-access-key")}) {
+        if (const Given* value = Set(extra_, key)) Preset(option, value->node.Scalar(), key, *value);
+      }
+      return {};
+    }
+    for (const char* key : {"s3_region", "disable_tls", "aws_access_key_id", "aws_secret_access_key"}) {
+      if (const Given* value = Set(extra_, key)) Note(key, *value, "not used: remote_url is no s3:// address");
+    }
+    if (url.empty()) return {};
+    if (url.starts_with("fs://")) {  // fs://host:port/dir: LMCache ignores host and port, too.
+      const size_t slash = url.find('/', 5);
+      if (slash != std::string::npos && slash + 1 < url.size()) {
+        return MapShared("remote_url", {YAML::Node(url.substr(slash)), given->where});
+      }
+      if (const Given* path = Set(extra_, "fs_base_path")) return MapShared("fs_base_path", *path);
+      return Fail(Code::kInvalid, given->where + ": remote_url: fs:// needs a directory: fs://localhost/mnt/kvcache");
+    }
+    const size_t end = url.find("://");
+    const std::string scheme = end == std::string::npos ? "" : url.substr(0, end);
+    return Fail(Code::kInvalid,
+                given->where + ": remote_url: " +
+                    (scheme.empty() ? "expected s3:// or fs://" : "there is no " + scheme + ":// storage here") +
+                    "; use a bucket (s3://bucket.host) or a directory (remote_storage_plugins: [\"fs\"])");
+  }
+
+  Translation out_;
+  std::map<std::string, Given> top_, extra_;
+};
+
+}  // namespace
+
+Variables VariablesOfThisProcess() {
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (text.starts_with(kPrefix) && equals != std::string_view::npos) {
+      variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+    }
+  }
+  return variables;
+}
+
+Result<Translation> Translate(const Variables& variables) { return Translator().Run(variables); }
+
+}  // namespace terrace::lmcache
