@@ -141,7 +141,7 @@ constexpr Key kKeys[] = {
 constexpr Key kExtraKeys[] = {
     {"s3_region", kText, kMapped, "--s3-region"},
     {"s3_num_io_threads", kInt, kNoted, kOwnTuning},
-    {"s3_prefer_http2", kBool, kNoted, "HTTP/2 is spoken where the server offers it over TLS"},
+    {"s3_prefer_http2", kBool, kMapped, "--s3-http2"},
     {"s3_enable_s3express", kBool, kRefused, "S3 Express buckets are not offered; use an ordinary bucket"},
     {"disable_tls", kBool, kMapped, "--s3-disable-tls"},
     {"aws_access_key_id", kText, kMapped, "--s3-access-key-id"},

@@ -356,14 +356,16 @@ class Translator {
     const std::string url = given != nullptr ? given->node.Scalar() : "";
     if (url.starts_with("s3://")) {
       Preset("s3-endpoint", url, "remote_url", *given);
-      for (const auto& [key, option] : {std::pair("s3_region", "s3-region"), std::pair("disable_tls", "s3-disable-tls"),
-                                        std::pair("aws_access_key_id", "s3-access-key-id"),
-                                        std::pair("aws_secret_access_key", "s3-secret-access-key")}) {
+      for (const auto& [key, option] :
+           {std::pair("s3_region", "s3-region"), std::pair("disable_tls", "s3-disable-tls"),
+            std::pair("s3_prefer_http2", "s3-http2"), std::pair("aws_access_key_id", "s3-access-key-id"),
+            std::pair("aws_secret_access_key", "s3-secret-access-key")}) {
         if (const Given* value = Set(extra_, key)) Preset(option, value->node.Scalar(), key, *value);
       }
       return {};
     }
-    for (const char* key : {"s3_region", "disable_tls", "aws_access_key_id", "aws_secret_access_key"}) {
+    for (const char* key :
+         {"s3_region", "disable_tls", "s3_prefer_http2", "aws_access_key_id", "aws_secret_access_key"}) {
       if (const Given* value = Set(extra_, key)) Note(key, *value, "not used: remote_url is no s3:// address");
     }
     if (url.empty()) return {};

@@ -86,10 +86,10 @@ TEST(Lmcache, TheGuidesS3SampleIsTakenAsItIs) {
   const Translation got = Good(kGuideS3);
   EXPECT_THAT(Options(got),
               ElementsAre("save-decode-cache=True", "ram=107374182400", "s3-endpoint=s3://kv.s3.example.com:10443",
-                          "s3-region=us-east-1", "s3-disable-tls=False", "s3-access-key-id=AKIDEXAMPLE",
-                          "s3-secret-access-key=wJalrXUtnFEMI"));
+                          "s3-region=us-east-1", "s3-disable-tls=False", "s3-http2=False",
+                          "s3-access-key-id=AKIDEXAMPLE", "s3-secret-access-key=wJalrXUtnFEMI"));
   EXPECT_THAT(got.unknown, IsEmpty());
-  EXPECT_EQ(got.notes.size(), 5u) << testing::PrintToString(got.notes);
+  EXPECT_EQ(got.notes.size(), 4u) << testing::PrintToString(got.notes);
   EXPECT_THAT(got.notes, Contains(EndsWith(":7: s3_num_io_threads: nothing to tune: requests in flight follow what the "
                                            "storage takes")));
   EXPECT_THAT(got.presets[1].where, EndsWith(":2 max_local_cpu_size"));
@@ -249,9 +249,9 @@ std::string Tables() {
     const char* fate = key.fate == Fate::kMapped ? "is" : key.fate == Fate::kNoted ? "accepted" : "refused";
     page += "`" + std::string(key.name) + "` | " + fate + " | " + std::string(key.text) + "\n";
   };
-  page += "## Keys\n\nkey | here | \n--- | --- | ---\n";
+  page += "## Keys\n\nkey | here | what\n--- | --- | ---\n";
   for (const Key& key : Keys()) row(key);
-  page += "\n## Under extra_config\n\nkey | here | \n--- | --- | ---\n";
+  page += "\n## Under extra_config\n\nkey | here | what\n--- | --- | ---\n";
   for (const Key& key : ExtraKeys()) row(key);
   page += "\n## Old names\n\nold | now\n--- | ---\n";
   for (const Alias& alias : Aliases())
