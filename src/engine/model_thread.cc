@@ -212,7 +212,8 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, 
   if (prefetch.chunks > 0) {
     const milliseconds budget = LoadBudget(prefetch.chunks * options_.chunk_tokens);
     const TimePoint deadline = Clock::now() + (waits ? budget + kQueueAllowance : budget);
-    prefetch.job = store_.Load(generation.chain.space(), wanted.first(prefetch.chunks), bridge_->chunk_bytes(), deadline);
+    prefetch.job =
+        store_.Load(generation.chain.space(), wanted.first(prefetch.chunks), bridge_->chunk_bytes(), deadline);
   }
   return prefetch;
 }
