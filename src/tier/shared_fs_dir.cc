@@ -205,6 +205,8 @@ Result<std::string> SharedFsDir::Revisit() {
   if (!joined_device_) return Join();
   Result<std::string> id = ReadVolumeId();
   if (id) {
+    // An NFS client that holds a delegation reads the file without its server. This question it passes on.
+    if (const auto space = io_.FreeSpace(options_.root); !space) return Refuse(space.error());
     const auto made = MakeLayout();
     return made ? id : Refuse(made.error());
   }
@@ -343,6 +345,9 @@ Result<SharedFsDir::Published> SharedFsDir::Publish(const std::string& temp, con
     } else if (there.error) {
       result = tl::unexpected(*there.error);
       break;
+    } else {
+      // Removed since, or this NFS client remembers that it was not there, and a listing makes it look again.
+      (void)ListFrames(FanOutOf(key));
     }
   }
   const Result<void> removed = io_.Unlink(temp);

@@ -140,7 +140,11 @@ Result<void> JournalWriter::AppendBytes(std::span<const std::byte> bytes) {
   if (done) done = (*file)->Sync();
   const Result<void> closed = (*file)->Close();
   if (done) done = closed;
-  if (!done) return Fail(done.error(), "journal");
+  if (!done) {
+    if (bytes_ == 0) (void)io_.Unlink(path);  // Holds nothing that will not be appended again.
+    return Fail(done.error(), "journal");
+  }
+  if (bytes_ == 0) KeepThisOne();
   bytes_ += bytes.size();
   return {};
 }
@@ -148,10 +152,15 @@ Result<void> JournalWriter::AppendBytes(std::span<const std::byte> bytes) {
 void JournalWriter::Rotate() {
   ++number_;
   bytes_ = 0;
-  if (number_ < options_.files_max) return;
-  const JournalName oldest{options_.node, number_ - options_.files_max};
+}
+
+// Old ones go only for new ones that hold something: while appends fail, nobody is in a hurry to read.
+void JournalWriter::KeepThisOne() {
+  kept_.push_back(number_);
+  if (kept_.size() <= options_.files_max) return;
   // If it can't be removed, or is gone, whoever cleans up by age sees to it.
-  (void)io_.Unlink(options_.directory + "/" + FormatJournalName(oldest));
+  (void)io_.Unlink(options_.directory + "/" + FormatJournalName({options_.node, kept_.front()}));
+  kept_.pop_front();
 }
 
 Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>& apply) {
@@ -178,9 +187,19 @@ Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>
     Tail& tail = kept[name] = tails_[name];
     if (tail.complete) continue;
     const uint64_t before = tail.offset;
-    ReadTail(directory_ + "/" + name, tail, peers_[parsed.node], apply);
+    const Result<bool> read = ReadTail(directory_ + "/" + name, tail, peers_[parsed.node], apply);
+    if (!read) {
+      heard_all_ = false;
+      // This journal, or the server? From a dead one each of many journals would take its time to fail.
+      if (const auto there = io_.List(directory_); !there) {
+        kept.merge(tails_);
+        tails_ = std::move(kept);
+        return Fail(there.error(), "journals");
+      }
+    }
     // The listing that showed its successor came before this read: nothing was appended since.
-    tail.complete = parsed.number < newest[parsed.node] && tail.offset == before && tail.bad_polls == 0;
+    tail.complete =
+        read && *read && parsed.number < newest[parsed.node] && tail.offset == before && tail.bad_polls == 0;
   }
   tails_ = std::move(kept);
   return {};
@@ -191,36 +210,27 @@ void JournalReader::Forget(const std::string& node) {
   if (peer != peers_.end()) peer->second = {.written_ns = peer->second.written_ns, .gone = true};
 }
 
-void JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& peer,
-                             const std::function<void(const JournalRecord&)>& apply) {
+Result<bool> JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& peer,
+                                     const std::function<void(const JournalRecord&)>& apply) {
   auto file = io_.Open(path, OpenMode::kRead);
-  if (!file) {
-    // Removed since the listing, or trouble: the next poll sees.
-    if (file.error().os_error != ENOENT) heard_all_ = false;
-    return;
-  }
+  if (!file && file.error().os_error == ENOENT) return false;  // Removed since the listing.
+  if (!file) return tl::unexpected(file.error());
   const auto stat = (*file)->Stat();
-  if (!stat) {
-    heard_all_ = false;
-    return;
-  }
-  if (!stat->is_file) return;  // A stranger's.
+  if (!stat) return tl::unexpected(stat.error());
+  if (!stat->is_file) return true;  // A stranger's.
   peer.written_ns = std::max(peer.written_ns, stat->mtime_ns);
-  if (stat->bytes < tail.offset) return;
+  if (stat->bytes < tail.offset) return false;  // Old attributes.
   std::vector<std::byte> buffer;
   while (stat->bytes - tail.offset >= kJournalRecordBytes) {
     const uint64_t records = std::min<uint64_t>(kReadRecords, (stat->bytes - tail.offset) / kJournalRecordBytes);
     buffer.resize(records * kJournalRecordBytes);
     const auto read = (*file)->ReadAt(tail.offset, buffer);
-    if (!read) {
-      heard_all_ = false;
-      return;
-    }
+    if (!read) return tl::unexpected(read.error());
     for (size_t at = 0; at + kJournalRecordBytes <= *read; at += kJournalRecordBytes) {
       auto record = DecodeJournalRecord(std::span(buffer).subspan(at, kJournalRecordBytes));
       if (!record) {
         const bool followed = stat->bytes - tail.offset >= 2 * kJournalRecordBytes;
-        if (!followed || ++tail.bad_polls < kBadPollsMax) return;
+        if (!followed || ++tail.bad_polls < kBadPollsMax) return true;
       } else if (record->kind == JournalRecord::Kind::kNode) {
         peer.claimed_bytes = record->payload_bytes;
         peer.gone = false;
@@ -232,8 +242,9 @@ void JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& peer,
       tail.bad_polls = 0;
       tail.offset += kJournalRecordBytes;
     }
-    if (*read < buffer.size()) return;
+    if (*read < buffer.size()) return false;
   }
+  return true;
 }
 
 }  // namespace terrace

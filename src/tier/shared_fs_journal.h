@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -77,11 +78,13 @@ class JournalWriter {
 
  private:
   Result<void> AppendBytes(std::span<const std::byte> bytes);
+  void KeepThisOne();
 
   const Options options_;
   FileIo& io_;
   uint64_t number_ = 0;
-  uint64_t bytes_ = 0;  // In the current journal.
+  uint64_t bytes_ = 0;         // In the current journal.
+  std::deque<uint64_t> kept_;  // Numbers of those that hold records, as many as options_ allow.
 };
 
 // The journals of all other nodes. Used by one thread at a time.
@@ -91,7 +94,7 @@ class JournalReader {
       : directory_(std::move(directory)), own_node_(std::move(own_node)), io_(io) {}
 
   // Lists the directory and hands every record that was not seen before to `apply`. A journal that can't be read now is
-  // left for the next poll; an error means that the listing failed.
+  // left for the next poll; an error means that the directory can't be listed.
   Result<void> Poll(const std::function<void(const JournalRecord&)>& apply);
   // From the beginning of every journal again.
   void Reset() {
@@ -118,8 +121,9 @@ class JournalReader {
     int64_t time_ns = 0;    // Of the last kNode record.
     bool complete = false;  // Read to its end after its node had begun the next one.
   };
-  void ReadTail(const std::string& path, Tail& tail, Peer& peer,
-                const std::function<void(const JournalRecord&)>& apply);
+  // False: the file is gone, or not yet as long as it is said to be.
+  Result<bool> ReadTail(const std::string& path, Tail& tail, Peer& peer,
+                        const std::function<void(const JournalRecord&)>& apply);
 
   const std::string directory_;
   const std::string own_node_;

@@ -168,8 +168,9 @@ TEST_F(SharedFsJournal, AFailedAppendIsNeverFollowedByARecordInItsFile) {
     ASSERT_FALSE(failed);
     EXPECT_EQ(failed.error().code, Code::kFull);
     io_.SetRule(nullptr);
-    const size_t early = Poll(reader_).size();  // What got through is right, if incomplete; it may come again.
-    EXPECT_EQ(early, 2 * (keep / kJournalRecordBytes));
+    // What got through is right, if incomplete, and may come again. The new journal of the second try is gone.
+    const size_t early = Poll(reader_).size();
+    EXPECT_EQ(early, keep / kJournalRecordBytes);
     ASSERT_TRUE(writer.Append(Records(1, 4)));
     EXPECT_EQ(Poll(reader_), Records(1, 4)) << keep;
     EXPECT_TRUE(Poll(reader_).empty());
@@ -272,6 +273,51 @@ TEST_F(SharedFsJournal, WhoCouldNotReadAJournalHasNotHeardAll) {
   io_.SetRule({});
   EXPECT_EQ(Poll(reader_), Records(0, 3));
   EXPECT_TRUE(reader_.heard_all());
+}
+
+// Else a full server takes away what a slow reader has not read.
+TEST_F(SharedFsJournal, FailedAppendsTakeNoJournalAwayAndLeaveNone) {
+  JournalWriter writer = Writer("other", 4 << 20, 2);
+  ASSERT_TRUE(writer.Append(Records(0, 3)));
+  io_.SetRule([](const FaultyFileIo::Call& call) {
+    return FaultyFileIo::Verdict{call.op == FaultyFileIo::kSync ? ENOSPC : 0};
+  });
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(writer.Append(Records(3, 5)));
+  io_.SetRule({});
+  EXPECT_EQ(Files(), 1u);
+  ASSERT_TRUE(writer.Append(Records(3, 5)));
+  const std::vector<JournalRecord> seen = Poll(reader_);
+  ASSERT_GE(seen.size(), 5u);
+  EXPECT_EQ(std::vector(seen.begin(), seen.begin() + 3), Records(0, 3));
+  EXPECT_EQ(std::vector(seen.end() - 2, seen.end()), Records(3, 5));
+}
+
+TEST_F(SharedFsJournal, ARotatedJournalThatCouldNotBeReadIsNotTakenForRead) {
+  JournalWriter writer = Writer("other", 2 * kJournalRecordBytes, 100);
+  ASSERT_TRUE(writer.Append(Records(0, 2)));
+  ASSERT_TRUE(writer.Append(Records(2, 4)));
+  for (const int os_error : {EIO, ENOENT}) {
+    io_.SetRule([=](const FaultyFileIo::Call& call) {
+      return FaultyFileIo::Verdict{call.op == FaultyFileIo::kOpen ? os_error : 0};
+    });
+    EXPECT_TRUE(Poll(reader_).empty());
+  }
+  io_.SetRule({});
+  EXPECT_EQ(Poll(reader_), Records(0, 4));
+}
+
+TEST_F(SharedFsJournal, ADeadServerIsAskedForOneOfManyJournals) {
+  for (const char* node : {"a", "b", "c", "d", "e"}) ASSERT_TRUE(Writer(node).Append(Records(0, 1)));
+  int lists = 0;
+  // The client has the first listing in its cache; whatever goes to the server takes its time and fails.
+  io_.SetRule([&](const FaultyFileIo::Call& call) {
+    return FaultyFileIo::Verdict{call.op == FaultyFileIo::kList && lists++ == 0 ? 0 : EIO};
+  });
+  const int opens = io_.calls(FaultyFileIo::kOpen);
+  EXPECT_FALSE(reader_.Poll([](const JournalRecord&) {}));
+  EXPECT_EQ(io_.calls(FaultyFileIo::kOpen) - opens, 1);
+  io_.SetRule({});
+  EXPECT_EQ(Poll(reader_).size(), 5u);
 }
 
 TEST_F(SharedFsJournal, AListingThatFailsIsAnError) {

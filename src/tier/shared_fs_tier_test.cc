@@ -562,6 +562,33 @@ TEST_F(SharedFsTier, ARememberedAbsenceOfADirectoryIsCuredByListingTheOneAbove) 
   EXPECT_TRUE(cured);
 }
 
+TEST_F(SharedFsTier, ASaveFindsTheFrameOfAnotherNodeThatItsClientBelievesAbsent) {
+  auto one = Open();
+  auto two = Open();
+  const TestFrame frame = MakeFrame(1);
+  one->MustSave(frame);
+  bool listed = false;
+  io_.SetRule([&](const Io::Call& call) -> Verdict {
+    if (call.op == Io::kList) listed = true;
+    return {.os_error = call.op == Io::kOpen && call.path == Path(frame) && !listed ? ENOENT : 0};
+  });
+  const SaveResult save = two->Save(frame);
+  EXPECT_EQ(save.outcome, Outcome::kHit) << (save.error ? save.error->what : "");
+  EXPECT_TRUE(save.existed);
+  EXPECT_TRUE(listed);
+}
+
+// A client with a delegation reads terrace.format, and knows its directories, without the server.
+TEST_F(SharedFsTier, AServerThatIsGoneIsNoticedThoughTheClientAnswersForIt) {
+  auto node = Open();
+  Fail(Io::kFreeSpace, "", EIO);
+  node->Step();
+  EXPECT_FALSE(node->tier->stats().available);
+  io_.SetRule({});
+  node->Step();
+  EXPECT_TRUE(node->tier->stats().available);
+}
+
 TEST_F(SharedFsTier, AStaleHandleIsTriedOnceMore) {
   auto node = Open();
   const TestFrame frame = MakeFrame(1);

@@ -21,7 +21,22 @@ namespace terrace {
 
 class FaultyFileIo : public FileIo {
  public:
-  enum Op { kOpen, kRead, kWrite, kSync, kFileStat, kClose, kStat, kLink, kRename, kUnlink, kMakeDir, kList, kOps };
+  enum Op {
+    kOpen,
+    kRead,
+    kWrite,
+    kSync,
+    kFileStat,
+    kClose,
+    kStat,
+    kLink,
+    kRename,
+    kUnlink,
+    kMakeDir,
+    kList,
+    kFreeSpace,
+    kOps
+  };
   struct Call {
     Op op;
     const std::string& path;          // The name that comes to be, for kLink and kRename.
@@ -78,7 +93,10 @@ class FaultyFileIo : public FileIo {
     if (const auto verdict = Ask({kList, path}); verdict.os_error) return Refuse(verdict, path);
     return real_->List(path);
   }
-  Result<Space> FreeSpace(const std::string& path) override { return real_->FreeSpace(path); }
+  Result<Space> FreeSpace(const std::string& path) override {
+    if (const auto verdict = Ask({kFreeSpace, path}); verdict.os_error) return Refuse(verdict, path);
+    return real_->FreeSpace(path);
+  }
 
  protected:
   Verdict Ask(const Call& call) {
