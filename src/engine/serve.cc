@@ -33,12 +33,14 @@
 #include "http/server.h"
 #include "io/file_io.h"
 #include "lmcache/translate.h"
+#include "s3/options.h"
 #include "terrace/store.h"
 #include "terrace/version.h"
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/guard_tier.h"
 #include "tier/late_tier.h"
+#include "tier/s3_tier.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -58,12 +60,18 @@ constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
 constexpr milliseconds kDiskRetry{1'000};
+constexpr milliseconds kS3Retry{5'000};
 // A file that is hashed faster than this is known before the port opens, so that the first request is cached already.
 constexpr milliseconds kWeightsWait{5'000};
 
+std::optional<std::string> EnvironmentVariable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
 config::Schema ServeSchema() {
   using config::Type;
-  return {
+  config::Schema schema = {
       .program = "terrace serve",
       .summary = "Serves a GGUF model over OpenAI's API and keeps its KV in tiers: engine memory, RAM, shared storage.",
       .options = {
@@ -139,10 +147,10 @@ config::Schema ServeSchema() {
           {.name = "allow-degraded",
            .type = Type::kBool,
            .default_value = "false",
-           .help = "start without --shared or --disk if it is not there, and join when it appears"},
+           .help = "start without --shared, --disk or --s3-bucket if it is not there, and join when it appears"},
           {.name = "fault",
            .type = Type::kText,
-           .help = "make --shared fail on purpose (docs/reference/fault.md)",
+           .help = "make --shared and --s3-bucket fail on purpose (docs/reference/fault.md)",
            .metavar = "SPEC"},
           {.name = "queue-max",
            .type = Type::kInt,
@@ -166,6 +174,10 @@ config::Schema ServeSchema() {
            .choices = {"debug", "info", "warn", "error"},
            .metavar = "LEVEL"},
       }};
+  const std::vector<config::Option> s3 = s3::Options();
+  const auto after_disk = std::ranges::find(schema.options, "chunk", &config::Option::name);
+  schema.options.insert(after_disk, s3.begin(), s3.end());
+  return schema;
 }
 
 int Refuse(const std::string& why) {
@@ -252,6 +264,7 @@ struct ServeOptions {
   StoreOptions store;
   DiskTierOptions disk;    // directory "": none.
   SharedFsOptions shared;  // directory "": none.
+  std::optional<s3::ClientOptions> s3;
   bool allow_degraded = false;
   FaultSpec fault;
   bool has_fault = false;
@@ -320,11 +333,17 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.disk.bytes_max = values.Bytes("disk-size");
   }
 
+  Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, EnvironmentVariable);
+  if (!s3) return tl::unexpected(s3.error());
+  options.s3 = *std::move(s3);
+
   options.has_fault = values.IsSet("fault");
   if (options.has_fault) {
     Result<FaultSpec> fault = FaultSpec::Parse(values.Text("fault"));
     if (!fault) return Fail(fault.error(), "--fault");
-    if (options.shared.directory.empty()) return Fail(Code::kInvalid, "--fault makes --shared fail, and there is none");
+    if (options.shared.directory.empty() && !options.s3) {
+      return Fail(Code::kInvalid, "--fault makes --shared and --s3-bucket fail, and there is neither");
+    }
     options.fault = *fault;
   }
   return options;
@@ -370,6 +389,20 @@ Result<std::unique_ptr<Tier>> OpenDisk(const ServeOptions& options, const Shared
   return disk;
 }
 
+Result<std::unique_ptr<Tier>> OpenS3(const ServeOptions& options, const SharedFsDeps& deps, Executor& timers) {
+  const auto open = [client = *options.s3, deps] {
+    return OpenS3Tier(client, {}, {.clock = deps.clock, .metrics = deps.metrics});
+  };
+  if (options.allow_degraded) {
+    TierInfo info{.name = "s3", .durable = true, .shared = true, .asks = true};
+    info.best_in_flight = options.s3->parallel_max;
+    return std::make_unique<LateTier>(std::move(info), open, kS3Retry, timers, deps.clock);
+  }
+  Result<std::unique_ptr<Tier>> s3 = open();
+  if (!s3) return Fail(DegradedIsAllowed(s3.error()), "--s3-bucket");
+  return s3;
+}
+
 // `timers` has a thread more than there are tiers: see GuardTier.
 Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
                                                      Executor& timers) {
@@ -382,12 +415,20 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     if (!disk) return tl::unexpected(disk.error());
     guard(*std::move(disk));
   }
-  if (options.shared.directory.empty()) return tiers;
-  Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
-  if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
-  std::unique_ptr<Tier> tier = std::move(*shared);
-  if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
-  guard(std::move(tier));
+  const auto guard_shared = [&](std::unique_ptr<Tier> tier) {
+    if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
+    guard(std::move(tier));
+  };
+  if (!options.shared.directory.empty()) {
+    Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
+    if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
+    guard_shared(*std::move(shared));
+  }
+  if (options.s3) {
+    Result<std::unique_ptr<Tier>> s3 = OpenS3(options, deps, timers);
+    if (!s3) return tl::unexpected(s3.error());
+    guard_shared(*std::move(s3));
+  }
   return tiers;
 }
 
@@ -421,6 +462,7 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
                             {"ram", options.store.ram_bytes_max},
                             {"disk", options.disk.directory},
                             {"shared", options.shared.directory},
+                            {"s3", options.s3 ? options.s3->endpoint.Describe() : ""},
                             {"strict", options.engine.strict}});
   if (!thread.not_cacheable().empty()) log::Warn("not_cacheable", {{"why", thread.not_cacheable()}});
   if (!model.no_chat_reason().empty())
@@ -501,13 +543,9 @@ int RunServe(const std::vector<std::string>& args) {
   EnsureOpenMpPassive();
   const config::Schema schema = ServeSchema();
   log::LogToStderr();  // Warnings about the configuration itself.
-  const auto environment = [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  };
   const Result<lmcache::Translation> lmcache = lmcache::Translate(lmcache::VariablesOfThisProcess());
   const auto parsed =
-      config::Load(schema, args, environment, lmcache ? lmcache->presets : std::vector<config::Preset>{});
+      config::Load(schema, args, EnvironmentVariable, lmcache ? lmcache->presets : std::vector<config::Preset>{});
   if (!parsed) return Refuse(parsed.error().what);
   if (parsed->help) {
     std::fputs(config::Help(schema).c_str(), stdout);

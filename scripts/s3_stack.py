@@ -1,0 +1,84 @@
+"""A local S3 server (versitygw over a directory) for the demo and the end-to-end tests. Standard library only.
+
+Its objects are plain files below `directory`/data/BUCKET. It dies with its parent. The binary comes from scripts/setup.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from terrace_stack import HOST, ROOT, StackError, free_port, wait_until
+from terrace_stack import _die_with_parent as die_with_parent
+
+BUCKET = "kv-cache"
+
+
+def versitygw_binary() -> Path:
+    path = os.environ.get("VERSITYGW")
+    if not path:
+        text = subprocess.run([ROOT / "scripts/setup", "env"], check=True, capture_output=True, text=True).stdout
+        path = dict(line.split("=", 1) for line in text.split())["VERSITYGW"]
+    if not Path(path).is_file():
+        raise StackError(f"{path} is not there: run scripts/setup")
+    return Path(path)
+
+
+class LocalS3:
+    """One running server with one empty bucket, and keys of its own."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.access_key, self.secret_key = "TERRACELOCAL", secrets.token_hex(20)
+        self.port = free_port()
+        self.endpoint = f"http://{HOST}:{self.port}"
+        # A bucket is a folder of the server's root.
+        (directory / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    def start(self) -> None:
+        argv = [versitygw_binary(), "--port", f"{HOST}:{self.port}", "--virtual-domain", "s3.localhost"]
+        argv += ["--keep-alive", "--quiet", "posix", self.directory / "data"]
+        with open(self.directory / "versitygw.log", "ab") as log:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Keys by environment: they are in nobody's list of processes.
+                env={**os.environ, "ROOT_ACCESS_KEY_ID": self.access_key, "ROOT_SECRET_ACCESS_KEY": self.secret_key},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        wait_until("the S3 server to answer", self._answers, 30)
+
+    def _answers(self) -> bool:
+        if self.process.poll() is not None:
+            log = (self.directory / "versitygw.log").read_text(errors="replace")
+            raise StackError(f"the S3 server ended with code {self.process.returncode}:\n{log[-2000:]}")
+        try:
+            urllib.request.urlopen(self.endpoint, timeout=2).close()
+        except urllib.error.HTTPError:
+            return True  # Without a signature it refuses, and so it is there.
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--s3-endpoint", self.endpoint, "--s3-bucket", BUCKET]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+
+    def frames(self) -> list[Path]:
+        return sorted((self.directory / "data" / BUCKET).rglob("*.kvf"))
