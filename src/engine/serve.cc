@@ -55,6 +55,8 @@ constexpr int kUserMustMend = 2;
 constexpr uint32_t kContextDefaultMax = 8192;
 constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
 constexpr uint32_t kChunkMax = 4096;
+constexpr uint64_t kSharedSizeMin = 16ull << 20;  // Some chunks of the smallest models.
+constexpr std::chrono::minutes kSharedTtlMin{1};
 constexpr milliseconds kRequestsDrain{10'000};
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
@@ -103,6 +105,18 @@ config::Schema ServeSchema() {
            .type = Type::kText,
            .help = "directory on shared storage for cached KV",
            .metavar = "DIR"},
+          {.name = "shared-size",
+           .type = Type::kBytes,
+           .help = "bound of --shared, all instances together (default: none)",
+           .metavar = "BYTES"},
+          {.name = "shared-free-min",
+           .type = Type::kBytes,
+           .help = "space kept free on the mount of --shared (default: none)",
+           .metavar = "BYTES"},
+          {.name = "shared-ttl",
+           .type = Type::kDuration,
+           .help = "what nobody used for so long leaves --shared (default: never)",
+           .metavar = "TIME"},
           {.name = "disk",
            .type = Type::kText,
            .help = "directory on a local disk for cached KV, for this instance alone",
@@ -280,6 +294,27 @@ Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t
                                   std::to_string(low) + " and " + std::to_string(high));
 }
 
+Result<SharedFsBounds> ReadSharedBounds(const config::Values& values) {
+  SharedFsBounds bounds;
+  for (const char* name : {"shared-size", "shared-free-min", "shared-ttl"}) {
+    if (values.IsSet(name) && values.Text("shared").empty()) {
+      return Fail(Code::kInvalid, std::string("--") + name + " bounds --shared, and there is none");
+    }
+  }
+  if (values.IsSet("shared-size")) bounds.bytes_max = values.Bytes("shared-size");
+  if (bounds.bytes_max > 0 && bounds.bytes_max < kSharedSizeMin) {
+    return Fail(Code::kInvalid, "--shared-size " + std::to_string(bounds.bytes_max) + " has no room for chunks: say " +
+                                    std::to_string(kSharedSizeMin >> 20) + "MiB or more, or 0 for no bound");
+  }
+  if (values.IsSet("shared-free-min")) bounds.free_bytes_min = values.Bytes("shared-free-min");
+  if (values.IsSet("shared-ttl")) bounds.ttl = milliseconds(values.DurationMs("shared-ttl"));
+  if (bounds.ttl.count() > 0 && bounds.ttl < kSharedTtlMin) {
+    return Fail(Code::kInvalid, "--shared-ttl " + std::to_string(bounds.ttl.count()) +
+                                    "ms is shorter than instances take to hear of each other's uses: say 1m or more");
+  }
+  return bounds;
+}
+
 // What can be said of the options before the model is there.
 Result<ServeOptions> ReadOptions(const config::Values& values) {
   ServeOptions options;
@@ -294,6 +329,9 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
   options.store.ram_bytes_max = values.Bytes("ram");
   options.shared.directory = values.Text("shared");
+  const auto bounds = ReadSharedBounds(values);
+  if (!bounds) return tl::unexpected(bounds.error());
+  options.shared.bounds = *bounds;
   options.allow_degraded = values.Bool("allow-degraded");
   options.shared.open_lazily = options.allow_degraded;
   options.engine.kv_type = values.Text("kv-type") == "f16" ? KvType::kF16 : KvType::kQ8_0;

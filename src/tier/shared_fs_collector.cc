@@ -49,8 +49,8 @@ void SharedFsCollector::KeepLease(int64_t now_ns) {
   // Trouble: what is left of the lease is good still, since nobody takes it before its end.
   if (!holds) return;
   lease_until_ = *holds ? begun + options_.lease_life * 2 / 3 : TimePoint{};
-  if (*holds == held) return;
-  log::Info(*holds ? "shared_fs_collector_begins" : "shared_fs_collector_ends", {{"directory", dir_.root()}});
+  if (*holds && !held) log::Info("shared_fs_collector_begins", {{"directory", dir_.root()}});
+  if (held && !*holds) log::Info("shared_fs_collector_ends", {{"directory", dir_.root()}});
 }
 
 bool SharedFsCollector::NearFull(uint64_t claimed_bytes) const {

@@ -66,7 +66,7 @@ constexpr uint64_t kSpareMax = 256ull << 20;
 constexpr std::chrono::seconds kClaimIdle{1};
 
 // Uses wait so long for an append that is made anyway.
-constexpr std::chrono::seconds kUsesWait{30};
+constexpr std::chrono::seconds kUsesWait{5};
 
 // A record of an eviction that comes within this time of the word that its frame is there may be the older of the two.
 constexpr int64_t kNewsOvertakeNs = 60'000'000'000;
@@ -407,10 +407,16 @@ std::optional<SaveResult> SharedFsTier::SaveOne(PendingSave& save) {
   if (HasRoom(save)) return Write(item);
   const bool ready = index_ready_.load(std::memory_order_relaxed);
   const bool too_large = bounds_.bytes_max > 0 && FrameBytes(info.payload_bytes) > bounds_.frame_bytes_max();
-  if (too_large || closing_.load(std::memory_order_relaxed) || deps_.clock.Now() >= *save.room_until) {
+  if (too_large) {
+    log::Warn("shared_fs_bound_too_small",
+              {{"frame_bytes", FrameBytes(info.payload_bytes)}, {"bytes_max", bounds_.bytes_max}});
+  }
+  if (too_large || deps_.clock.Now() >= *save.room_until) {
     return Declined(ready ? Reason::kFull : Reason::kIndexLoading);
   }
-  return std::nullopt;
+  if (!closing_.load(std::memory_order_relaxed)) return std::nullopt;
+  abandoned_.fetch_add(1, std::memory_order_relaxed);
+  return Declined(Reason::kCancelled);
 }
 
 // If another node is at the same frame, waits for it instead of writing all of it once more. What it does not finish,
@@ -512,7 +518,10 @@ int64_t SharedFsTier::ServerNs() const {
 void SharedFsTier::NoteUse(const Digest& key) {
   if (!bounds_.any()) return;
   const int64_t now_ns = ServerNs();
-  if (!index_.UseAndNote(key, now_ns, std::chrono::nanoseconds(options_.use_interval).count())) return;
+  // In time for what goes by age.
+  const std::chrono::nanoseconds every =
+      bounds_.ttl.count() > 0 ? std::min(options_.use_interval, bounds_.ttl / 4) : options_.use_interval;
+  if (!index_.UseAndNote(key, now_ns, every.count())) return;
   std::lock_guard lock(journal_mutex_);
   if (uses_.size() >= kPendingRecordsMax) return;
   if (uses_.empty()) uses_since_ = deps_.clock.Now();

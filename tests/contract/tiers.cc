@@ -39,11 +39,12 @@ std::unique_ptr<Tier> Guarded(std::unique_ptr<Tier> tier, World& world) {
   return std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, world.executor, clock);
 }
 
-std::unique_ptr<Tier> OpenSharedFs(World& world) {
+std::unique_ptr<Tier> OpenSharedFs(World& world, const SharedFsBounds& bounds = {}) {
   static const std::unique_ptr<FileIo> io = RealFileIo();
   static SystemClock clock;
   static Metrics metrics;
-  return MustOpen(OpenSharedFsTier({.directory = world.directory}, {.io = *io, .clock = clock, .metrics = metrics}));
+  return MustOpen(OpenSharedFsTier({.directory = world.directory, .bounds = bounds},
+                                   {.io = *io, .clock = clock, .metrics = metrics}));
 }
 
 std::unique_ptr<Tier> OpenDisk(World& world, DiskIoKind kind) {
@@ -62,6 +63,11 @@ std::vector<TierCase> AllTiers() {
       {"ram_inline", [](World&) { return OpenRam(nullptr); }},
       {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
       {"shared_fs", [](World& world) { return OpenSharedFs(world); }},
+      {"shared_fs_bounded",
+       [](World& world) {
+         return OpenSharedFs(world,
+                             {.bytes_max = 2 * kContractBytes, .free_bytes_min = 1, .ttl = std::chrono::hours(1)});
+       }},
       {"fault_shared_fs", [](World& world) { return WithoutFaults(OpenSharedFs(world), world); }},
       {"disk_uring", [](World& world) { return OpenDisk(world, DiskIoKind::kUring); }},
       {"disk_threads", [](World& world) { return OpenDisk(world, DiskIoKind::kThreads); }},
