@@ -16,7 +16,8 @@ help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:
-	@scripts/setup
+	@scripts/setup $(if $(filter s3,$(STORE)),s3)
+
 setup-test:
 	@scripts/setup test
 
@@ -24,7 +25,7 @@ build: setup  ## The program, build/release/src/cli/terrace
 	@$(ENV); mkdir -p build; cmake --preset release >build/release.log 2>&1 || { cat build/release.log; exit 1; }
 	@$(ENV); cmake --build build/release --target terrace
 
-demo: build  ## Two instances share one directory; a table shows what the second need not compute
+demo: build  ## Two instances share one directory (STORE=s3: a bucket); a table shows what the second need not compute
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/demo
 
 up: build  ## The same stack, left running until Ctrl-C
