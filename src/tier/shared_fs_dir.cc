@@ -192,7 +192,7 @@ Result<std::string> SharedFsDir::Join() {
     const std::byte any{0};
     const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
     if (!temp && temp.error().code != Code::kFull) return Refuse(temp.error());
-    if (temp) (void)io_.Unlink(*temp);  // If not now, RemoveStale does it.
+    if (temp) DropTemp(*temp);
   } else {
     id = MakeVolumeId();
     if (!id) return Refuse(id.error());
@@ -255,13 +255,14 @@ Result<std::string> SharedFsDir::MakeVolumeId() {
   const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::as_bytes(std::span(text))); });
   if (!temp) return Fail(temp.error(), "format file");
   const auto named = GiveName(*temp, Path(std::string(kFormatFile)));
-  (void)io_.Unlink(*temp);
+  DropTemp(*temp);
   if (!named && named.error().os_error != EEXIST) return Fail(named.error(), "format file");
   return ReadVolumeId();  // Another node may have been faster: its id holds.
 }
 
-Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write, const Digest* key) {
-  std::string path = NewTempPath(key);
+Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(File&)>& write, const FrameInfo* info,
+                                            bool* left) {
+  std::string path = NewTempPath(info ? &info->key : nullptr);
   auto file = io_.Open(path, OpenMode::kCreateNew, options_.file_permissions);
   if (!file) return tl::unexpected(file.error());
   Result<void> done = write(**file);
@@ -269,12 +270,35 @@ Result<std::string> SharedFsDir::WriteWhole(const std::function<Result<void>(Fil
   const Result<void> closed = (*file)->Close();
   if (done) done = closed;
   if (done) return path;
-  (void)io_.Unlink(path);  // If not now, RemoveStale does it.
+  const bool gone = DropTemp(path, info ? FrameBytes(info->payload_bytes) : 0);
+  if (left) *left = !gone;
   return tl::unexpected(done.error());
 }
 
+bool SharedFsDir::DropTemp(const std::string& path, uint64_t bytes) {
+  const Result<void> removed = io_.Unlink(path);
+  if (removed || removed.error().os_error == ENOENT) return true;
+  log::Warn("shared_fs_temp_left", {{"error", removed.error().what}});
+  std::lock_guard lock(left_mutex_);
+  left_.emplace(path, bytes);
+  return false;
+}
+
+uint64_t SharedFsDir::RemoveLeft() {
+  std::map<std::string, uint64_t> left;
+  {
+    std::lock_guard lock(left_mutex_);
+    left.swap(left_);
+  }
+  uint64_t bytes = 0;
+  for (const auto& [path, frame_bytes] : left) {
+    if (DropTemp(path, frame_bytes)) bytes += frame_bytes;
+  }
+  return bytes;
+}
+
 Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<const std::byte> payload,
-                                           const SegmentHashes* hashes, const std::function<bool()>& stop) {
+                                           const SegmentHashes* hashes, const std::function<bool()>& stop, bool& left) {
   const uint64_t segment_bytes = FrameSegmentBytes(payload.size());
   SegmentHashes own;
   if (!hashes || segment_bytes != kSegmentBytes) {
@@ -296,7 +320,7 @@ Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<cons
         }
         return done;
       },
-      &info.key);
+      &info, &left);
 }
 
 Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& name) {
@@ -313,7 +337,8 @@ Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& n
   return io_.Rename(temp, name);
 }
 
-Result<SharedFsDir::Published> SharedFsDir::Publish(const std::string& temp, const Digest& key) {
+Result<SharedFsDir::Published> SharedFsDir::Publish(const std::string& temp, const FrameInfo& info, bool& left) {
+  const Digest& key = info.key;
   const std::string name = FramePath(key);
   Result<Published> result = Fail(Code::kIo, "publish " + name + ": others change it all the time");
   for (int i = 0; i < kPublishTries; ++i) {
@@ -350,10 +375,9 @@ Result<SharedFsDir::Published> SharedFsDir::Publish(const std::string& temp, con
       (void)ListFrames(FanOutOf(key));
     }
   }
-  const Result<void> removed = io_.Unlink(temp);
-  if (!removed && removed.error().os_error != ENOENT) {
-    log::Warn("shared_fs_temp_left", {{"error", removed.error().what}});  // RemoveStale does it later.
-  }
+  // By its other name it is the frame.
+  const bool is_frame = result && *result == Published::kNew;
+  left = !DropTemp(temp, is_frame ? 0 : FrameBytes(info.payload_bytes));
   return result;
 }
 
@@ -513,7 +537,7 @@ Result<int64_t> SharedFsDir::ServerNow() {
   const auto temp = WriteWhole([](File&) { return Result<void>{}; });  // A full server tells the time, too.
   if (!temp) return tl::unexpected(temp.error());
   const auto stat = io_.Stat(*temp);
-  (void)io_.Unlink(*temp);
+  DropTemp(*temp);
   if (!stat) return tl::unexpected(stat.error());
   return stat->mtime_ns;
 }
@@ -584,7 +608,7 @@ Result<bool> SharedFsDir::HoldLease(int64_t now_ns, std::chrono::milliseconds li
   const auto made = io_.Stat(*temp);
   Result<void> named = made ? Result<void>{} : tl::unexpected(made.error());
   if (made) named = *there ? io_.Rename(*temp, path) : GiveName(*temp, path);
-  if (!named || !*there) (void)io_.Unlink(*temp);
+  if (!named || !*there) DropTemp(*temp);
   if (!named && named.error().os_error == EEXIST) return false;
   if (!named) return tl::unexpected(named.error());
   lease_ = *made;

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -64,14 +65,18 @@ class SharedFsDir {
   // not.
   Result<std::string> Revisit();
 
-  // Writes a whole frame to a new file in tmp/, durable when it returns its path. On failure nothing is left. `stop` is
-  // asked between pieces. `hashes`: of the payload at kSegmentBytes, or null.
+  // Writes a whole frame to a new file in tmp/, durable when it returns its path. On failure nothing is left, or `left`
+  // is set: the file could not be removed now. `stop` is asked between pieces. `hashes`: of the payload at
+  // kSegmentBytes, or null.
   Result<std::string> WriteTemp(const FrameInfo& info, std::span<const std::byte> payload, const SegmentHashes* hashes,
-                                const std::function<bool()>& stop);
+                                const std::function<bool()>& stop, bool& left);
   enum class Published { kNew, kExisted, kOtherVersion };
   // Gives the frame at `temp` its name, unless a right frame has it; a file there that is none is set aside first.
-  // `temp` is gone afterwards, whatever the answer.
-  Result<Published> Publish(const std::string& temp, const Digest& key);
+  // `temp` is gone afterwards, whatever the answer, or `left` is set. After an error the frame may still have got its
+  // name: an answer may be lost on its way.
+  Result<Published> Publish(const std::string& temp, const FrameInfo& info, bool& left);
+  // Tries once more to remove what was left. Bytes of the frames that are gone now.
+  uint64_t RemoveLeft();
 
   // Opens the file under the key's name and checks its header against name and length. Payload and padding are not
   // read.
@@ -127,7 +132,10 @@ class SharedFsDir {
   Result<std::string> ReadVolumeId();
   Result<std::string> MakeVolumeId();
   // A new file with these bytes, durable, or none.
-  Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write, const Digest* key = nullptr);
+  Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write, const FrameInfo* info = nullptr,
+                                 bool* left = nullptr);
+  // False: not now, RemoveLeft does it.
+  bool DropTemp(const std::string& path, uint64_t bytes = 0);
   Result<std::optional<FileStat>> LookAtLease();
   // EEXIST if the name is taken. `temp` may or may not be there afterwards.
   Result<void> GiveName(const std::string& temp, const std::string& name);
@@ -140,8 +148,10 @@ class SharedFsDir {
   FileIo& io_;
   const Clock& clock_;
   Metrics& metrics_;
-  std::atomic<uint64_t> temp_count_{0};     // Relaxed: only makes names unique.
-  std::atomic<uint64_t> quarantined_{0};    // Relaxed: a count.
+  std::atomic<uint64_t> temp_count_{0};   // Relaxed: only makes names unique.
+  std::atomic<uint64_t> quarantined_{0};  // Relaxed: a count.
+  std::mutex left_mutex_;
+  std::map<std::string, uint64_t> left_;    // Guarded by left_mutex_. Temporaries to be removed, and their bytes.
   std::atomic<bool> links_refused_{false};  // Relaxed: a hint, learnt anew by whoever misses it.
   std::optional<uint64_t> joined_device_;   // Join and Revisit are called by one thread at a time.
   std::optional<FileStat> lease_;           // The file that we made the lease, by one thread at a time.

@@ -119,9 +119,10 @@ class SharedFsTier final : public Tier {
   std::optional<SaveResult> OthersSave(PendingSave& save, bool& wait);
   bool HasRoom(PendingSave& save);
   SaveResult Write(const SaveItem& item);
+  void LookForLost(const FrameInfo& info, uint64_t bytes);
   SaveResult SaveFailed(const FrameInfo& info, Error error);
   bool Believe(const FrameInfo& info, int64_t used_ns);  // The frame is there. False if that was known.
-  Result<SharedFsDir::Published> PublishOne(const std::string& temp, const FrameInfo& info);
+  Result<SharedFsDir::Published> PublishOne(const std::string& temp, const FrameInfo& info, bool& left);
   void EraseOne(const Digest& key);
   bool Erasing(const Digest& key);
   void SetAside(const Digest& key, const FrameProof& proof);
@@ -458,25 +459,39 @@ bool SharedFsTier::HasRoom(PendingSave& save) {
 // With room for it.
 SaveResult SharedFsTier::Write(const SaveItem& item) {
   const FrameInfo& info = item.info;
-  const auto give_back = [&] {
-    if (bounds_.of_bytes()) room_.GiveBack(FrameBytes(info.payload_bytes));
-  };
-  const auto temp = dir_.WriteTemp(info, item.payload, item.hashes.get(), [this] { return MustStop(); });
+  const uint64_t bytes = bounds_.of_bytes() ? FrameBytes(info.payload_bytes) : 0;
+  bool left = false;  // Then RemoveLeft gives the room back.
+  const auto temp = dir_.WriteTemp(info, item.payload, item.hashes.get(), [this] { return MustStop(); }, left);
   if (!temp) {
-    give_back();
+    if (!left) room_.GiveBack(bytes);
     if (temp.error().code != Code::kCancelled) return SaveFailed(info, temp.error());
     abandoned_.fetch_add(1, std::memory_order_relaxed);
     return Declined(Reason::kCancelled);
   }
-  const auto published = PublishOne(*temp, info);
-  if (!published || *published != SharedFsDir::Published::kNew) {
-    give_back();
-  } else if (bounds_.of_bytes()) {
-    room_.Published(FrameBytes(info.payload_bytes));  // After its record was queued.
+  const auto published = PublishOne(*temp, info, left);
+  if (!published) {
+    LookForLost(info, left ? 0 : bytes);
+    return SaveFailed(info, published.error());
   }
-  if (!published) return SaveFailed(info, published.error());
+  if (*published == SharedFsDir::Published::kNew) {
+    room_.Published(bytes);  // After its record was queued.
+  } else if (!left) {
+    room_.GiveBack(bytes);
+  }
   if (*published == SharedFsDir::Published::kOtherVersion) return Declined(Reason::kVersion);
   return {.outcome = Outcome::kHit, .existed = *published == SharedFsDir::Published::kExisted};
+}
+
+// It may have got its name all the same: then it is as any other that was published.
+void SharedFsTier::LookForLost(const FrameInfo& info, uint64_t bytes) {
+  background_.Add({.run =
+                       [this, info, bytes] {
+                         ScanFrame(info.key);
+                         if (!index_.Contains(info.key)) return room_.GiveBack(bytes);
+                         Announce(JournalRecord::Kind::kPublished, info);
+                         room_.Published(bytes);
+                       },
+                   .drop = [] {}});
 }
 
 SaveResult SharedFsTier::SaveFailed(const FrameInfo& info, Error error) {
@@ -487,10 +502,10 @@ SaveResult SharedFsTier::SaveFailed(const FrameInfo& info, Error error) {
           .error = Fail(std::move(error), "shared_fs: save " + info.key.Hex()).value()};
 }
 
-Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp, const FrameInfo& info) {
+Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp, const FrameInfo& info, bool& left) {
   std::lock_guard lock(index_.names(info.key));
   EraseOne(info.key);  // If it was erased before this save, and the file not yet removed.
-  Result<SharedFsDir::Published> published = dir_.Publish(temp, info.key);
+  Result<SharedFsDir::Published> published = dir_.Publish(temp, info, left);
   if (!published || *published == SharedFsDir::Published::kOtherVersion) return published;
   // Announced even if it existed: its writer may have died before it could. And even if it was known: others may know
   // that it was gone for a while.
@@ -569,6 +584,8 @@ void SharedFsTier::Poll() {
     LearnTime();
     ReadJournals();
     FlushJournal();  // What an earlier flush could not write.
+    const uint64_t removed = dir_.RemoveLeft();
+    if (bounds_.of_bytes()) room_.GiveBack(removed);
     KeepBounds();
     const TimePoint now = deps_.clock.Now();
     const bool ready = index_ready_.load(std::memory_order_relaxed);
