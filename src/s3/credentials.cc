@@ -162,7 +162,7 @@ void CredentialsChain::Get(std::function<void(const Result<Credentials>&)> ready
 void CredentialsChain::Renew(const Credentials& refused, std::function<void(bool changed)> done) {
   if (current_ && *current_ != refused) return done(true);  // Somebody was quicker.
   if (!may_change_ || (!fetching_ && clock_.Now() - unchanged_at_ < kLookAgain)) return done(false);
-  waiting_.push_back([this, refused, done = std::move(done)](const Result<Credentials>& now) {
+  waiting_.emplace_back([this, refused, done = std::move(done)](const Result<Credentials>& now) {
     const bool changed = now && *now != refused;
     if (!changed) unchanged_at_ = clock_.Now();
     done(changed);

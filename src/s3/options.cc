@@ -68,7 +68,7 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
     }
     return std::string();
   };
-  const std::string given = values.Text("s3-endpoint");
+  const std::string& given = values.Text("s3-endpoint");
   if (values.Text("s3-bucket").empty() && !given.starts_with("s3://")) {
     if (given.empty()) return std::nullopt;
     return Fail(Code::kInvalid, "--s3-endpoint \"" + given + "\" comes without --s3-bucket");

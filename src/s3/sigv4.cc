@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <map>
 #include <string_view>
 
 #include "base/hash.h"
@@ -62,20 +63,17 @@ std::string AmzDate(int64_t unix_seconds) {
 }
 
 std::string Authorization(const SigningRequest& request, const SigningScope& scope, const Credentials& credentials) {
-  Parameters headers;
-  for (const auto& [name, value] : request.headers) headers.emplace_back(LowerCase(name), TrimAll(value));
-  // Values of one name stay in the order they are sent.
-  std::stable_sort(headers.begin(), headers.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  // By name; values of one name stay in the order they are sent, joined by commas.
+  std::map<std::string, std::string> headers;
+  for (const auto& [name, value] : request.headers) {
+    const auto [header, first] = headers.try_emplace(LowerCase(name), TrimAll(value));
+    if (!first) header->second += "," + TrimAll(value);
+  }
   std::string canonical_headers;
   std::string names;
-  for (size_t i = 0; i < headers.size(); ++i) {
-    if (i > 0 && headers[i].first == headers[i - 1].first) {
-      canonical_headers.back() = ',';
-      canonical_headers += headers[i].second + "\n";
-      continue;
-    }
-    canonical_headers += headers[i].first + ":" + headers[i].second + "\n";
-    names += (names.empty() ? "" : ";") + headers[i].first;
+  for (const auto& [name, value] : headers) {
+    canonical_headers += name + ":" + value + "\n";
+    names += (names.empty() ? "" : ";") + name;
   }
   const std::string canonical = request.method + "\n" + request.path + "\n" + CanonicalQuery(request.query) + "\n" +
                                 canonical_headers + "\n" + names + "\n" + request.payload_hash;
