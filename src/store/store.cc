@@ -645,7 +645,7 @@ CloseReport StoreImpl::Close(TimePoint deadline) {
     lower.write_behind->Drain(deadline);
     const CloseReport tier = lower.tier->Close(deadline);
     const WriteBehind::Drained saves = lower.write_behind->drained();
-    report.abandoned += saves.dropped;
+    report.abandoned += saves.abandoned;
     report.clean = report.clean && tier.clean;
     if (saves.written + saves.dropped > 0) {
       log::Info("saves_drained",

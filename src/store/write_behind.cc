@@ -139,8 +139,11 @@ void WriteBehind::Settled(const Digest& key, const SaveResult& result) {
     } else {
       failed_.Add();
       CountDrop(result.reason);
-      if (draining_) ++drained_.dropped;
       for (const Digest& child : children) DropTree(child, Reason::kParentMissing, gone);
+      if (draining_) drained_.dropped += gone.size();
+      // The tier is closed, or closing.
+      const bool no_time = result.reason == Reason::kCancelled || result.reason == Reason::kUnavailable;
+      if (draining_ && no_time) drained_.abandoned += gone.size();
     }
     if (entries_.empty()) idle_.notify_all();
   }
@@ -164,7 +167,6 @@ void WriteBehind::DropTree(const Digest& key, Reason reason, std::vector<Entry>&
     doomed.insert(doomed.end(), it->second.children.begin(), it->second.children.end());
     Take(it, gone);
     CountDrop(reason);
-    if (draining_) ++drained_.dropped;
   }
 }
 
@@ -206,6 +208,8 @@ void WriteBehind::Drain(TimePoint deadline) {
   if (idle_.wait_until(lock, deadline, [&] { return entries_.empty(); })) return;
   // What is left then is in the tier's hands (or waits for it) until the tier closes.
   for (const Digest& key : std::exchange(ready_, {})) DropTree(key, Reason::kCancelled, gone);
+  drained_.dropped += gone.size();
+  drained_.abandoned += gone.size();
 }
 
 WriteBehind::Drained WriteBehind::drained() const {

@@ -32,8 +32,9 @@ class WriteBehind {
     size_t in_flight_max = 4;
   };
   struct Drained {
-    uint64_t written = 0;  // Or found to be there.
-    uint64_t dropped = 0;
+    uint64_t written = 0;    // Or found to be there.
+    uint64_t dropped = 0;    // For any reason.
+    uint64_t abandoned = 0;  // Of those: because there was no more time.
   };
 
   // `metrics` outlives this object. No method is called once `tier` is gone.

@@ -30,7 +30,7 @@ class HeldTier final : public Tier {
   TierStats stats() const override { return {}; }
   CloseReport Close(TimePoint) override { return {}; }
 
-  void SettleNext(Outcome outcome, bool existed = false) {
+  void SettleNext(Outcome outcome, Reason reason = Reason::kNone, bool existed = false) {
     ASSERT_FALSE(held.empty());
     Held next = std::move(held.front());
     held.erase(held.begin());
@@ -39,7 +39,7 @@ class HeldTier final : public Tier {
       stored.insert(next.item.info.key);
       order.push_back(next.item.info.key);
     }
-    next.done->Settle(next.index, {.outcome = outcome, .reason = Reason::kNone, .existed = existed, .error = {}});
+    next.done->Settle(next.index, {.outcome = outcome, .reason = reason, .existed = existed, .error = {}});
   }
 
   struct Held {
@@ -219,10 +219,21 @@ TEST_F(WriteBehindTest, DrainAtItsDeadlineDropsWhatWasNotBegunAndSaysSo) {
   EXPECT_FALSE(queue.Enqueue(Item(3, 0)));
   EXPECT_EQ(Dropped(Reason::kCancelled), 3u);
   tier.SettleNext(Outcome::kHit);
-  tier.SettleNext(Outcome::kFailed);  // The tier closes.
+  tier.SettleNext(Outcome::kDeclined, Reason::kCancelled);  // The tier closes.
   queue.Drain(std::chrono::steady_clock::now() + 1min);
   EXPECT_EQ(queue.drained().written, 1u);
   EXPECT_EQ(queue.drained().dropped, 3u);
+  EXPECT_EQ(queue.drained().abandoned, 3u);
+}
+
+TEST_F(WriteBehindTest, WhatATierDeclinesWhileItDrainsIsDroppedAndNotAbandoned) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  queue.Enqueue(Item(1, 0));
+  queue.Enqueue(Item(1, 1));
+  queue.Drain(std::chrono::steady_clock::now());
+  tier.SettleNext(Outcome::kDeclined, Reason::kFull);
+  EXPECT_EQ(queue.drained().dropped, 2u);
+  EXPECT_EQ(queue.drained().abandoned, 0u);
 }
 
 }  // namespace
