@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <condition_variable>
 #include <cstdio>
-#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "tier/disk_index.h"
@@ -77,12 +79,23 @@ bool DiskDir::DirectIo() const {
 }
 
 Result<size_t> DiskDir::Do(DiskOp op) {
-  auto done = std::make_shared<std::promise<Result<size_t>>>();
-  op.done = [done](Result<size_t> result) { done->set_value(std::move(result)); };
+  struct Done {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Result<size_t>> result;  // Guarded by mutex.
+  };
+  auto done = std::make_shared<Done>();
+  op.done = [done](Result<size_t> result) {
+    std::lock_guard lock(done->mutex);
+    done->result = std::move(result);
+    done->changed.notify_all();
+  };
   std::vector<DiskOp> ops;
   ops.push_back(std::move(op));
   io_.Submit(std::move(ops));
-  return done->get_future().get();
+  std::unique_lock lock(done->mutex);
+  done->changed.wait(lock, [&] { return done->result.has_value(); });
+  return *std::move(done->result);
 }
 
 Result<void> DiskDir::Sync(const std::string& directory) {

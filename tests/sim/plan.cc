@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "chunk/frame.h"
+
 namespace terrace::sim {
 
 using std::chrono::seconds;
 
-Plan::Plan(uint64_t seed) : random(seed) {
+Plan::Plan(uint64_t seed, std::optional<bool> with_disk) : random(seed) {
   const auto some = [&](double rate) { return random.OneIn(2) ? 0 : rate; };
   const auto every = [&](uint64_t low, uint64_t high) {
     return random.OneIn(2) ? seconds(0) : seconds(random.Between(low, high));
@@ -68,6 +70,27 @@ Plan::Plan(uint64_t seed) : random(seed) {
   unmount = random.OneIn(3) ? every(15, 40) : seconds(0);
   stall = every(15, 40);
   sabotage = every(1, 15);
+
+  Random disk(~seed);
+  has_disk = with_disk.value_or(disk.OneIn(2));
+  if (has_disk) MakeDisk(disk);
+}
+
+void Plan::MakeDisk(Random disk) {
+  const auto some = [&](double rate) { return disk.OneIn(2) ? 0 : rate; };
+  const uint64_t largest = *std::max_element(payload_bytes.begin(), payload_bytes.end());
+  // From two frames to more than there are.
+  disk_bytes = FrameBytes(largest) * disk.Between(2, disk.OneIn(2) ? 10 : 100);
+  disk_direct = !disk.OneIn(4);
+  cap_changes = disk.OneIn(3);
+  power_fails = disk.OneIn(2);
+  disk_rates.io_error = some(0.002);
+  disk_rates.slow = some(0.002);
+  disk_rates.slow_max = seconds(2);
+  disk_rates.torn_write = some(0.02);
+  disk_rates.sync_error = some(0.03);
+  if (disk.OneIn(2)) disk_full = seconds(disk.Between(10, 40));
+  if (disk.OneIn(2)) disk_rot = seconds(disk.Between(2, 15));
 }
 
 std::string Plan::Describe() const {
@@ -98,6 +121,18 @@ std::string Plan::Describe() const {
   every("unmount", unmount);
   every("stall", stall);
   every("sabotage", sabotage);
+  if (has_disk) {
+    text += ", disk " + std::to_string(disk_bytes);
+    rate("disk_direct", disk_direct);
+    rate("cap_changes", cap_changes);
+    rate("power_fails", power_fails);
+    rate("disk_io_error", disk_rates.io_error);
+    rate("disk_slow", disk_rates.slow);
+    rate("disk_torn_write", disk_rates.torn_write);
+    rate("disk_sync_error", disk_rates.sync_error);
+    every("disk_full", disk_full);
+    every("disk_rot", disk_rot);
+  }
   if (!tier_faults.empty()) text += ", tier faults " + tier_faults;
   return text;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@
 namespace terrace::sim {
 
 struct Plan {
-  explicit Plan(uint64_t seed);
+  Plan(uint64_t seed, std::optional<bool> with_disk);
   std::string Describe() const;
 
   Random random;
@@ -32,9 +33,20 @@ struct Plan {
   FaultRates rates;
   std::string tier_faults;  // For a FaultTier above the share; empty: none.
   double erase = 0;         // Chance a turn.
+  // The local disk of each node. Its numbers come from a generator of their own.
+  bool has_disk = false;
+  uint64_t disk_bytes = 0;
+  bool disk_direct = true;   // It has O_DIRECT.
+  bool cap_changes = false;  // Some lives have half of disk_bytes.
+  bool power_fails = false;  // A node's death may take what its disk had not synced.
+  FaultRates disk_rates;
+  std::chrono::seconds disk_full{0}, disk_rot{0};  // As below.
   // Mean time between events of a kind; 0: never.
   std::chrono::seconds node_death{0}, node_restart{0}, server_crash{0}, outage{0}, full{0}, unmount{0}, stall{0},
       sabotage{0};
+
+ private:
+  void MakeDisk(Random disk);
 };
 
 }  // namespace terrace::sim

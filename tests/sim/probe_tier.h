@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,9 +22,17 @@ class ProbeTier final : public Tier {
     uint64_t saves = 0, saves_settled = 0, written = 0, existed = 0;
   };
 
+  struct Watch {
+    // What a save that is settled as hit must be.
+    std::function<bool(const Digest& key, bool existed)> is_saved;
+    std::function<void(const Digest& key)> erase_is_asked;  // Before the tier hears of it.
+  };
   // `who` names the node's life.
-  ProbeTier(std::unique_ptr<Tier> inner, std::string who, Oracle& oracle)
-      : inner_(std::move(inner)), who_(std::move(who) + "/" + inner_->info().name), oracle_(oracle) {}
+  ProbeTier(std::unique_ptr<Tier> inner, std::string who, Oracle& oracle, Watch watch)
+      : inner_(std::move(inner)),
+        who_(std::move(who) + "/" + inner_->info().name),
+        oracle_(oracle),
+        watch_(std::move(watch)) {}
 
   const Counts& counts() const { return counts_; }
 
@@ -54,14 +63,14 @@ class ProbeTier final : public Tier {
                    ++counts_.saves_settled;
                    if (r.outcome != Outcome::kHit) return;
                    ++(r.existed ? counts_.existed : counts_.written);
-                   if (!oracle_.chunk(keys[i]).ever_named) {
+                   if (!watch_.is_saved(keys[i], r.existed)) {
                      oracle_.Contradiction(who_ + " settles a save as hit that never had its name: " + keys[i].Hex());
                    }
                  }));
   }
 
   void Erase(std::span<const Digest> keys) override {
-    for (const Digest& key : keys) oracle_.AllowRemoval(who_.substr(0, who_.find('/')), key);
+    for (const Digest& key : keys) watch_.erase_is_asked(key);
     inner_->Erase(keys);
   }
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
@@ -83,6 +92,7 @@ class ProbeTier final : public Tier {
   const std::unique_ptr<Tier> inner_;
   const std::string who_;
   Oracle& oracle_;
+  const Watch watch_;
   Counts counts_;
 };
 

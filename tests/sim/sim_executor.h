@@ -34,6 +34,8 @@ class SimExecutor final : public Executor {
     }
   }
   // Stopped and its workers joined before: on a fiber, by Stop.
+  SimExecutor(const SimExecutor&) = delete;  // Its workers know where it is.
+  SimExecutor& operator=(const SimExecutor&) = delete;
 
   bool Post(Task task) override {
     if (stopping_) return false;

@@ -14,12 +14,14 @@ using std::chrono::microseconds;
 using std::chrono::seconds;
 
 constexpr size_t kPageBytes = 4096;
+constexpr size_t kSectorBytes = 512;
 constexpr uint64_t kShareDevice = 7;
 constexpr uint64_t kLocalDevice = 1;
 constexpr Scheduler::Duration kLatencyMax = microseconds(800);
 
 // The server writes changes of names down this late; see SharedFsTier's promise about a crash of its host.
 constexpr seconds kNamesDurableAfter{5};
+constexpr seconds kWriteBackAfter{30};  // A kernel's habit.
 
 constexpr const char* kServer = "server";
 
@@ -47,8 +49,8 @@ void CopyPage(const std::vector<std::byte>& from, std::vector<std::byte>& to, si
 
 // --- The server
 
-SimDisk::SimDisk(Scheduler& scheduler, SimLog& log, Random random)
-    : scheduler_(scheduler), log_(log), random_(random), root_(Create(true)) {
+SimDisk::SimDisk(Scheduler& scheduler, SimLog& log, Random random, std::string name)
+    : scheduler_(scheduler), log_(log), random_(random), name_(std::move(name)), root_(Create(true)) {
   root_->links = 1;
 }
 
@@ -138,7 +140,7 @@ void SimDisk::Rot(const std::string& path, const InodePtr& inode, size_t byte, u
 }
 
 void SimDisk::Crash(Scheduler::Duration outage) {
-  log_.Fault(kServer, "crashes, is back after " + std::to_string(outage.count() / 1'000'000) + " ms");
+  log_.Fault(name_, "crashes, is back after " + std::to_string(outage.count() / 1'000'000) + " ms");
   ++epoch_;
   down_until_ = std::max(down_until_, scheduler_.Now() + outage);
   // A journal of names keeps their order: the newest ones go.
@@ -148,16 +150,44 @@ void SimDisk::Crash(Scheduler::Duration outage) {
   std::erase_if(inodes_, [](const std::weak_ptr<Inode>& inode) { return inode.expired(); });
   for (const auto& weak : inodes_) {
     const InodePtr inode = weak.lock();
-    // Some pages had got to the disk without being asked to.
-    for (size_t page = 0; page * kPageBytes < inode->content.size(); ++page) {
-      if (random_.OneIn(2)) CopyPage(inode->content, inode->durable, page);
-    }
+    WriteBackSome(*inode);  // Without being asked to.
     inode->content = inode->durable;
   }
   for (auto undo = lost.rbegin(); undo != lost.rend(); ++undo) {
-    log_.Fault(kServer, "loses a change of " + undo->directory_path + "/" + undo->name);
+    log_.Fault(name_, "loses a change of " + undo->directory_path + "/" + undo->name);
     SetEntry(undo->directory, undo->directory_path, undo->name, undo->before, kServer);
   }
+}
+
+void SimDisk::WriteBackSome(Inode& inode) {
+  for (size_t page = 0; page * kPageBytes < inode.content.size(); ++page) {
+    if (!random_.OneIn(2)) continue;
+    if (tears_sectors_ && random_.OneIn(4)) {
+      const size_t end = std::min(page * kPageBytes + kSectorBytes * random_.Below(8), inode.content.size());
+      if (inode.durable.size() < end) inode.durable.resize(end);
+      for (size_t at = page * kPageBytes; at < end; ++at) inode.durable[at] = inode.content[at];
+    } else {
+      CopyPage(inode.content, inode.durable, page);
+    }
+  }
+}
+
+void SimDisk::WriteBackLater() {
+  scheduler_.At(scheduler_.Now() + kWriteBackAfter, [this] {
+    for (const auto& weak : inodes_) {
+      if (const InodePtr inode = weak.lock()) inode->durable = inode->content;
+    }
+  });
+}
+
+void SimDisk::SyncNames(const InodePtr& directory) {
+  std::erase_if(undo_, [&](const Undo& undo) { return undo.directory == directory; });
+}
+
+bool SimDisk::NameIsDurable(const std::string& path) const {
+  return std::none_of(undo_.begin(), undo_.end(), [&](const Undo& undo) {
+    return (undo.directory_path.empty() ? undo.name : undo.directory_path + "/" + undo.name) == path;
+  });
 }
 
 void SimDisk::LoseUnsynced() {
@@ -167,12 +197,12 @@ void SimDisk::LoseUnsynced() {
 }
 
 void SimDisk::Unreachable(Scheduler::Duration outage) {
-  log_.Fault(kServer, "can't be reached for " + std::to_string(outage.count() / 1'000'000) + " ms");
+  log_.Fault(name_, "can't be reached for " + std::to_string(outage.count() / 1'000'000) + " ms");
   down_until_ = std::max(down_until_, scheduler_.Now() + outage);
 }
 
 void SimDisk::SetFull(bool full) {
-  if (full != full_) log_.Fault(kServer, full ? "is full" : "has room again");
+  if (full != full_) log_.Fault(name_, full ? "is full" : "has room again");
   full_ = full;
 }
 
@@ -367,6 +397,7 @@ void SimFileIo::Heal() {
   rates_.negative_max = was.negative_max;
   rates_.attributes_max = was.attributes_max;
   rates_.links_refused = was.links_refused;  // A property of the share.
+  rates_.instant = was.instant;
   stalled_until_ = {};
   SetMounted(true);
 }
@@ -394,7 +425,7 @@ Result<void> SimFileIo::Begin(const char* operation, const std::string& path) {
   ++operations_;
   const bool dies_here = operations_ == crash_at_;
   if (dies_here && random_.OneIn(2)) died_();
-  Pause(kLatencyMax);
+  if (!random_.Chance(rates_.instant)) Pause(kLatencyMax);
   if (Hits(rates_.slow, "slow", operation, path)) Pause(rates_.slow_max);
   while (!crashed_ && scheduler_.Now() < stalled_until_) scheduler_.Wait(this, stalled_until_);
   const TimePoint timeout = scheduler_.Now() + rates_.soft_timeout;
@@ -414,7 +445,7 @@ Result<void> SimFileIo::Begin(const char* operation, const std::string& path) {
 }
 
 Result<void> SimFileIo::End(const char* operation, const std::string& path, int repeated) {
-  if (random_.OneIn(4)) Pause(kLatencyMax);
+  if (random_.OneIn(4) && !random_.Chance(rates_.instant)) Pause(kLatencyMax);
   if (crashed_) return Refuse(EIO, operation, path);
   if (!Hits(rates_.lost_reply, "lost reply", operation, path)) return {};
   return Refuse(repeated && random_.OneIn(2) ? repeated : EIO, operation, path);

@@ -37,6 +37,7 @@ struct FaultRates {
   double stale = 0;       // ESTALE from an open file that has lost its name or outlived a restart of the server.
   double slow = 0;        // Takes up to slow_max.
   double torn_write = 0;  // Part of a write, and EIO.
+  double instant = 0;     // Takes no time: a local disk's names are in memory.
   double sync_error = 0;  // Part of what was written gets there, Sync says EIO once.
   Scheduler::Duration slow_max = std::chrono::seconds(8);
   Scheduler::Duration negative_max{0};    // How long "not there" is remembered.
@@ -60,7 +61,8 @@ using InodePtr = std::shared_ptr<Inode>;
 
 class SimDisk {
  public:
-  SimDisk(Scheduler& scheduler, SimLog& log, Random random);
+  // `name` is for the log.
+  SimDisk(Scheduler& scheduler, SimLog& log, Random random, std::string name = "server");
 
   // Who gave a name another meaning: a node's name, "server" (lost or resurrected in a crash) or a saboteur's.
   struct NameChange {
@@ -87,6 +89,15 @@ class SimDisk {
   // What is not durable is lost (names are: they have had time). The end of a run uses it.
   void LoseUnsynced();
 
+  // For a local disk: pages that a crash leaves in part are torn at sectors.
+  void TearSectors() { tears_sectors_ = true; }
+  // The names in this directory are as they are, also after a crash.
+  void SyncNames(const InodePtr& directory);
+  bool NameIsDurable(const std::string& path) const;
+  // Some pages of the file get to where a crash leaves them. All pages of all files, in a while.
+  void WriteBackSome(Inode& inode);
+  void WriteBackLater();
+
   bool down() const { return scheduler_.Now() < down_until_; }
   TimePoint down_until() const { return down_until_; }
   bool full() const { return full_; }
@@ -112,6 +123,8 @@ class SimDisk {
   Scheduler& scheduler_;
   SimLog& log_;
   Random random_;
+  const std::string name_;
+  bool tears_sectors_ = false;
   const InodePtr root_;
   std::vector<std::weak_ptr<Inode>> inodes_;  // All files, also those without a name.
   std::vector<Undo> undo_;                    // Changes of names that a crash may still take back, oldest first.
@@ -144,7 +157,8 @@ class SimFileIo final : public FileIo {
   // No more faults of its own making.
   void Heal();
 
-  uint64_t operations() const { return operations_; }
+  // For SimDiskIo: an operation of this process, as any other up to where it takes effect.
+  Result<void> Operate(const char* operation, const std::string& path) { return Begin(operation, path); }
 
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions = 0640) override;
   Result<FileStat> Stat(const std::string& path) override;

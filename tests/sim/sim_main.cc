@@ -13,9 +13,10 @@ namespace {
 
 int Usage() {
   std::fprintf(stderr,
-               "sim [--seed N | --seeds A-B] [--steps N] [--log]\n"
+               "sim [--seed N | --seeds A-B] [--disk yes|no] [--steps N] [--log]\n"
                "  --seed N     one run; prints its faults if it fails\n"
                "  --seeds A-B  a run for each, stops at the first that fails\n"
+               "  --disk yes   nodes have a local disk, too (default: the seed decides)\n"
                "  --steps N    a run of more steps hangs (20000000)\n"
                "  --log        prints every step\n");
   return 2;
@@ -35,6 +36,8 @@ int main(int argc, char** argv) {
     } else if (flag == "--seeds" && i + 1 < argc && std::strchr(argv[i + 1], '-')) {
       first = std::strtoull(argv[++i], nullptr, 10);
       last = std::strtoull(std::strchr(argv[i], '-') + 1, nullptr, 10);
+    } else if (flag == "--disk" && i + 1 < argc) {
+      options.with_disk = std::string(argv[++i]) == "yes";
     } else if (flag == "--steps" && i + 1 < argc) {
       options.steps_max = std::strtoull(argv[++i], nullptr, 10);
     } else {

@@ -2,10 +2,13 @@
 // dies or restarts gets a new one.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/metrics.h"
@@ -13,6 +16,7 @@
 #include "tests/sim/oracle.h"
 #include "tests/sim/plan.h"
 #include "tests/sim/probe_tier.h"
+#include "tests/sim/sim_disk_io.h"
 #include "tests/sim/sim_executor.h"
 #include "tests/sim/sim_file_io.h"
 #include "tests/sim/sim_log.h"
@@ -23,20 +27,29 @@ namespace terrace::sim {
 // What all nodes stand on.
 struct World {
   explicit World(const RunOptions& options)
-      : plan(options.seed),
+      : plan(options.seed, options.with_disk),
         break_tier(options.break_tier),
+        break_disk(options.break_disk),
         scheduler({.seed = plan.random.Next(), .preempt_one_in = plan.preempt_one_in, .steps_max = options.steps_max}),
         log(scheduler, options.log_all),
         disk(scheduler, log, plan.random.Fork()),
         oracle(disk, scheduler) {}
 
   Plan plan;
-  const std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier;
+  const std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
   Scheduler scheduler;
   SimLog log;
   SimDisk disk;
   Oracle oracle;
   bool calm = false;  // No more faults.
+
+  // Of the node that this is a life of: "a" of "a3".
+  LocalDisk& Local(const std::string& life) {
+    auto& local = disks[life.substr(0, 1)];
+    if (!local) local = std::make_unique<LocalDisk>(scheduler, log, life.substr(0, 1), plan.random.Fork());
+    return *local;
+  }
+  std::map<std::string, std::unique_ptr<LocalDisk>> disks;  // Made when a node first begins.
 };
 
 // How old a temporary or journal must be to be removed.
@@ -54,13 +67,19 @@ class SimNode {
   Store& store() { return *store_; }
   Metrics& metrics() { return metrics_; }
   SimFileIo& view() { return view_; }
-  const std::vector<ProbeTier*>& probes() const { return probes_; }
+  const std::vector<ProbeTier*>& probes() const { return probes_; }  // The shared one first.
+  ProbeTier* disk_probe() const { return probes_.size() > 1 ? probes_[1] : nullptr; }
   TimePoint born() const { return born_; }
 
   uint64_t waits = 0;  // Chunks its clients asked for.
 
   // Dies now. Anywhere. Then KillExecutors, CloseStore and Destroy on a fiber; in peace the last two.
-  void Die() { view_.Crash(); }
+  void Die();
+  // Dies within one of the next operations, and calls `died` then.
+  void DieWithin(uint64_t operations, bool on_disk, std::function<void()> died) {
+    (on_disk && local_view_ ? *local_view_ : view_).CrashAfter(operations, std::move(died));
+  }
+  void Heal();  // No more faults of its own making.
   bool dead() const { return view_.crashed(); }
   void KillExecutors();
   CloseReport CloseStore(TimePoint deadline);
@@ -70,11 +89,18 @@ class SimNode {
   struct Executors {
     SimExecutor store, load, save, background, faults;
   };
-  std::array<SimExecutor*, 5> executors() {
-    return {&executors_.store, &executors_.load, &executors_.save, &executors_.background, &executors_.faults};
-  }
-  // A tier to be simulated is one function like this and a line in the constructor.
+  struct DiskExecutors {
+    DiskExecutors(Scheduler& scheduler, const std::string& node)
+        : load(scheduler, node + "-disk-load", 2),
+          save(scheduler, node + "-disk-save", 1),
+          background(scheduler, node + "-disk-scan", 1),
+          late(scheduler, node + "-disk-late", 1) {}
+    SimExecutor load, save, background, late;
+  };
+  std::vector<SimExecutor*> executors();
+  // A tier to be simulated is one function like these and a line in the constructor.
   std::unique_ptr<Tier> OpenShared();
+  std::unique_ptr<Tier> OpenDisk();
 
   World& world_;
   const std::string name_;
@@ -83,6 +109,10 @@ class SimNode {
   Metrics metrics_;
   SimFileIo view_;
   Executors executors_;
+  // With a disk.
+  std::optional<SimFileIo> local_view_;
+  std::optional<SimDiskIo> disk_io_;
+  std::optional<DiskExecutors> disk_executors_;
   std::vector<ProbeTier*> probes_;
   std::unique_ptr<Store> store_;
 };

@@ -9,10 +9,14 @@
 //     links;
 //   - the server unreachable or down for 20 s, hard mount or soft; a share that is unmounted; a node that is stopped;
 //   - the death of a node within any operation, its unsynced bytes gone; a clean restart;
-//   - nodes that save, erase and set aside the same chunks at the same time.
+//   - nodes that save, erase and set aside the same chunks at the same time;
+//   - on a node's own disk: EIO, torn writes, syncs that fail, a disk that others fill, a cap that is lowered, the
+//   death
+//     of its process; and the loss of its power, which takes what was not synced, some pages by half.
 // Must be survived without a wrong answer or a hang, though frames are lost to it:
 //   - a crash of the server, which may take back the newest names and the bytes not synced;
-//   - bits that rot, and a peer gone mad that writes anything under any name, false news included;
+//   - bits that rot, on the share and on the disks, and a peer gone mad that writes anything under any name, false news
+//   included;
 //   - a right frame written in the moment in which another node takes the damaged one at its place away.
 // Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives stale
 // listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
@@ -79,8 +83,9 @@ TEST(Simulation, TheSameSeedGivesTheSameLog) {
 
 // --- Seeds that found something.
 
+// They were found on the share alone.
 void Holds(uint64_t seed) {
-  const RunReport report = RunSeed({.seed = seed});
+  const RunReport report = RunSeed({.seed = seed, .with_disk = false});
   EXPECT_TRUE(report.ok) << Explain(seed, report);
 }
 
@@ -118,8 +123,19 @@ class Broken : public Tier {
 template <class T>
 std::string WhatIsFound() {
   constexpr uint64_t kSeed = 1;
-  const RunReport report = RunSeed(
-      {.seed = kSeed, .break_tier = [](std::unique_ptr<Tier> tier) { return std::make_unique<T>(std::move(tier)); }});
+  const RunReport report = RunSeed({.seed = kSeed, .with_disk = false, .break_tier = [](std::unique_ptr<Tier> tier) {
+                                      return std::make_unique<T>(std::move(tier));
+                                    }});
+  EXPECT_FALSE(report.ok);
+  return report.failure;
+}
+
+template <class T>
+std::string WhatIsFoundOnDisk() {
+  constexpr uint64_t kSeed = 1;
+  const RunReport report = RunSeed({.seed = kSeed, .with_disk = true, .break_disk = [](std::unique_ptr<Tier> tier) {
+                                      return std::make_unique<T>(std::move(tier));
+                                    }});
   EXPECT_FALSE(report.ok);
   return report.failure;
 }
@@ -148,6 +164,35 @@ class ForgetsToSave final : public Broken {
 };
 TEST(SimulationSees, ASaveThatWasNone) {
   EXPECT_THAT(WhatIsFound<ForgetsToSave>(), testing::HasSubstr("settles a save as hit that never had its name"));
+}
+
+TEST(SimulationSees, ASaveOnDiskThatWasNone) {
+  EXPECT_THAT(WhatIsFoundOnDisk<ForgetsToSave>(), testing::HasSubstr("settles a save as hit that never had its name"));
+}
+
+class ForgetsWhatItHas final : public Broken {
+ public:
+  using Broken::Broken;
+  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
+    inner_->Contains(keys, present);
+    for (size_t i = 0; i < keys.size(); ++i) present[i] = present[i] && keys[i].bytes[1] % 4 != 0;
+  }
+};
+TEST(SimulationSees, AFrameOnDiskThatIsForgotten) {
+  EXPECT_THAT(WhatIsFoundOnDisk<ForgetsWhatItHas>(), testing::HasSubstr("has a frame that the tier does not find"));
+}
+
+class CountsWrong final : public Broken {
+ public:
+  using Broken::Broken;
+  TierStats stats() const override {
+    TierStats stats = inner_->stats();
+    stats.bytes += 4096;
+    return stats;
+  }
+};
+TEST(SimulationSees, BytesOnDiskThatAreNotThere) {
+  EXPECT_THAT(WhatIsFoundOnDisk<CountsWrong>(), testing::HasSubstr("and the tier counts"));
 }
 
 class NeverAnswers final : public Broken {

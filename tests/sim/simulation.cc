@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "chunk/frame.h"
+#include "tests/sim/disk_proof.h"
 #include "tests/sim/sim_node.h"
 #include "tier/shared_fs_journal.h"
 
@@ -64,13 +65,15 @@ class Simulation {
   void Direct();  // The fiber that all others hang from.
 
   // Lives.
-  void Begin(Seat& seat);
+  void Begin(Seat& seat) { Begin(seat, world_.plan.clients); }
+  void Begin(Seat& seat, size_t clients);
   void StopClients(Seat& seat);
   void End(Seat& seat);      // Honestly.
   void Bury(Seat& seat);     // After a death.
   void Operate(Seat& seat);  // Until faults end: dies, restarts.
   void Sabotage();           // Until faults end.
   void SabotageOnce(Random& random);
+  void RotOnDisk(Random& random);
   void PlantNews(const Digest& key, JournalRecord::Kind kind, Random& random);
 
   // Clients. `life` guards against a seat whose node is another one by now.
@@ -192,7 +195,7 @@ void Simulation::Direct() {
   for (const auto burial : burials_) scheduler.Join(burial);
   world_.calm = true;
   world_.disk.SetFull(false);
-  for (const auto& seat : seats_) seat->node->view().Heal();
+  for (const auto& seat : seats_) seat->node->Heal();
   world_.log.Event("director", "calm");
   for (const auto& seat : seats_) StopClients(*seat);
   scheduler.Sleep(kRecovery);
@@ -214,22 +217,25 @@ void Simulation::Direct() {
 
   // Everything is written: an honest close keeps it, even if the server's memory goes, and new nodes find it.
   const std::set<Digest> before = world_.oracle.Present();
+  std::map<std::string, std::set<Digest>> on_disk;  // By node.
   for (const auto& seat : seats_) {
     const CloseReport report = seat->node->CloseStore(scheduler.Now() + seconds(60));
     seat->node->Destroy();
     seat->node.reset();
     if (!report.clean || report.abandoned > 0) Wrong(seat->name + " can't close clean in peace");
+    if (!world_.plan.has_disk) continue;
+    LocalDisk& disk = world_.Local(seat->name);
+    on_disk[seat->name] = RightFrames(world_, disk);
+    disk.files.LoseUnsynced();  // Its power goes, too.
   }
   world_.disk.LoseUnsynced();
   if (world_.oracle.Present() != before) Wrong("frames were lost after an honest close");
   scheduler.Sleep(kStaleAge + minutes(1));
-  for (const auto& seat : seats_) {
-    Begin(*seat);
-    StopClients(*seat);
-  }
+  for (const auto& seat : seats_) Begin(*seat, /*clients=*/0);  // Nothing changes what is there.
   scheduler.Sleep(seconds(15));
   CheckNames();
   for (const auto& seat : seats_) {
+    if (world_.plan.has_disk) ProveDisk(world_, *seat->node, on_disk[seat->name]);  // Before loads change it.
     CheckShared(*seat, "after a restart");
     CheckRecovered(*seat);
   }
@@ -238,13 +244,13 @@ void Simulation::Direct() {
 
 // --- Lives
 
-void Simulation::Begin(Seat& seat) {
+void Simulation::Begin(Seat& seat, size_t clients) {
   const uint64_t life = ++seat.last_life;
   ++report_.lives;
   seat.stop_clients = false;
   seat.node = std::make_shared<SimNode>(world_, seat.name + std::to_string(life));
   seat.clients.clear();
-  for (size_t i = 0; i < world_.plan.clients; ++i) {
+  for (size_t i = 0; i < clients; ++i) {
     seat.clients.push_back(
         world_.scheduler.Spawn(seat.node->name() + "-client-" + std::to_string(i),
                                [this, client = Client{seat.node, seat, life, random_.Fork()}] { Serve(client); }));
@@ -302,7 +308,8 @@ void Simulation::Operate(Seat& seat) {
     if (dies) {
       // At any step: within the operation that comes up when the counter runs out.
       SimNode& node = *seat.node;
-      node.view().CrashAfter(1 + random.Below(40), [this, &node, &seat] {
+      const bool on_disk = plan.has_disk && random.OneIn(2);
+      node.DieWithin(1 + random.Below(40), on_disk, [this, &node, &seat] {
         node.Die();
         world_.scheduler.Wake(&seat);
       });
@@ -358,8 +365,26 @@ void Simulation::Sabotage() {
     world_.log.Fault("saboteur", "stalls a node for " + Seconds(stall));
     view->StallUntil(scheduler.Now() + stall);
   });
+  repeat("disk-full", plan.disk_full, [&](Random& r) {
+    SimDisk& disk = world_.Local(seats_[r.Below(seats_.size())]->name).files;
+    disk.SetFull(true);
+    scheduler.Sleep(milliseconds(r.Between(500, 10'000)));
+    disk.SetFull(false);
+  });
+  repeat("disk-rot", plan.disk_rot, [&](Random& r) { RotOnDisk(r); });
   repeat("sabotage", plan.sabotage, [&](Random& r) { SabotageOnce(r); });
   for (const auto fiber : saboteurs) scheduler.Join(fiber);
+}
+
+void Simulation::RotOnDisk(Random& random) {
+  SimDisk& disk = world_.Local(seats_[random.Below(seats_.size())]->name).files;
+  std::vector<std::pair<std::string, InodePtr>> frames;
+  disk.Walk([&](const std::string& path, const InodePtr& inode) {
+    if (Oracle::FrameKey(path) && !inode->content.empty()) frames.emplace_back(path, inode);
+  });
+  if (frames.empty()) return;
+  const auto& [path, inode] = frames[random.Below(frames.size())];
+  disk.Rot(path, inode, random.Below(inode->content.size()), static_cast<uint8_t>(1u << random.Below(8)), "saboteur");
 }
 
 void Simulation::PlantNews(const Digest& key, JournalRecord::Kind kind, Random& random) {
@@ -623,34 +648,30 @@ void Simulation::CheckIdle(Seat& seat) {
   if (const uint64_t pending = node.store().pending_saves(); pending > 0) {
     return Wrong(node.name() + " still has " + std::to_string(pending) + " saves under way");
   }
-  uint64_t written = 0, existed = 0, saves = 0;
+  const auto counter = [&](const char* name, const Labels& labels) {
+    return metrics.GetCounter(name, "", labels).value();
+  };
   for (const ProbeTier* probe : node.probes()) {
+    const std::string& tier = probe->info().name;
     const ProbeTier::Counts& counts = probe->counts();
     if (counts.loads != counts.loads_settled || counts.saves != counts.saves_settled) {
       Wrong(node.name() + " has loads or saves that never settled");
     }
-    written += counts.written;
-    existed += counts.existed;
-    saves += counts.saves;
-  }
-  report_.saves_written += written;
-  const auto counter = [&](const char* name, const Labels& labels) {
-    return metrics.GetCounter(name, "", labels).value();
-  };
-  uint64_t hits = 0, misses = 0;
-  for (const std::string& tier : node.store().tier_names()) {
-    hits += counter("terrace_chunk_hits_total", {{"tier", tier}});
-    if (tier == "ram") continue;
+    report_.saves_written += counts.written;
     const auto saved = [&](const char* outcome) {
       return counter("terrace_chunks_saved_total", {{"tier", tier}, {"outcome", outcome}});
     };
-    if (world_.plan.tier_faults.empty() &&
-        (saved("written") != written || saved("existed") != existed || saved("failed") != saves - written - existed)) {
+    if (world_.plan.tier_faults.empty() && (saved("written") != counts.written || saved("existed") != counts.existed ||
+                                            saved("failed") != counts.saves - counts.written - counts.existed)) {
       Wrong(node.name() + " counts other saves to " + tier + " than it made");
     }
     if (metrics.GetGauge("terrace_write_behind_bytes", "", {{"tier", tier}}).value() != 0) {
       Wrong(node.name() + " counts bytes that wait for " + tier + " and there are none");
     }
+  }
+  uint64_t hits = 0, misses = 0;
+  for (const std::string& tier : node.store().tier_names()) {
+    hits += counter("terrace_chunk_hits_total", {{"tier", tier}});
   }
   for (int i = 1; i < kReasonCount; ++i) {
     misses += counter("terrace_chunk_misses_total", {{"reason", ReasonName(static_cast<Reason>(i))}});
@@ -761,7 +782,10 @@ void Simulation::CheckEverythingHits(Seat& seat) {
   for (const Conversation& talk : Savable()) {
     for (const Digest& key : talk.keys) {
       const Item item = LoadOne(*seat.node, key);
-      if (item.outcome != Outcome::kHit || !present.contains(key)) {
+      // Where a disk has it, nobody meets the damage on the share.
+      const InodePtr inode = world_.disk.Find(Oracle::FramePath(key));
+      const bool hidden = world_.plan.has_disk && inode && !inode->damage.empty();
+      if (item.outcome != Outcome::kHit || !(present.contains(key) || hidden)) {
         return Wrong(seat.node->name() + " does not heal: " + key.Hex() + ", " + ReasonName(item.reason) +
                      (present.contains(key) ? "" : ", not on the share"));
       }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,9 @@ struct RunOptions {
   uint64_t seed = 1;
   uint64_t steps_max = 20'000'000;  // Of the scheduler; beyond, the run hangs.
   bool log_all = false;             // Every step, not only faults and events.
-  // Puts a fault that nobody may have into a tier, to see that it is seen.
-  std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier;
+  std::optional<bool> with_disk;    // Nodes have a local disk, too. Not said: the seed decides.
+  // Put a fault that nobody may have into the shared tier, or into the disk, to see that it is seen.
+  std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
 };
 
 struct RunReport {
