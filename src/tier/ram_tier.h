@@ -151,8 +151,8 @@ class RamTier final : public Tier {
   const TierInfo info_;
   const size_t shard_count_;  // A power of two.
   const std::unique_ptr<Shard[]> shards_;
-  std::atomic<uint64_t> clock_{0};          // Counts uses. Alone: nothing is published by it.
-  std::atomic<uint64_t> quarantined_{0};    // Relaxed: a count.
+  std::atomic<uint64_t> clock_{0};        // Counts uses. Alone: nothing is published by it.
+  std::atomic<uint64_t> quarantined_{0};  // Relaxed: a count.
 
   // Held by whatever adds or removes entries, so that links and index change together. Taken before a shard's mutex.
   std::mutex order_mutex_;
