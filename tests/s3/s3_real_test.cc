@@ -295,6 +295,17 @@ TEST_F(RealServerAlone, AnotherCaThanTheServersIsNamed) {
   EXPECT_TRUE(other == Trouble::kUnreachable || other == Trouble::kWrongCa) << s3::TroubleName(other);
 }
 
+TEST_F(RealServerAlone, Http2IsSpokenWhereItIsOfferedUnlessUnwanted) {
+  const S3Server& server = S3Server::Get(Kind::kSeaweedfs, true);
+  for (const bool wanted : {true, false}) {
+    HttpClient client({.ca_file = server.ca_file(), .http2 = wanted});
+    std::promise<int> version;
+    client.Start({.url = "https://127.0.0.1:" + std::to_string(server.port()) + "/", .deadline = Soon()},
+                 [&](const HttpResponse& response) { version.set_value(response.http_version); });
+    EXPECT_EQ(version.get_future().get(), wanted ? 20 : 11);
+  }
+}
+
 TEST_F(RealServerAlone, AServerThatKnowsOnlyPathStyleIsNamed) {
   const S3Server& server = S3Server::Get(Kind::kVersitygw, false);
   s3::ClientOptions options = server.Client(FreshPrefix(), Style::kVirtual);
