@@ -100,7 +100,7 @@ class Simulation {
   // The proof.
   void CheckNames();
   void CheckIdle(Seat& seat);
-  void CheckShared(Seat& seat, const char* when);
+  void CheckShared(Seat& seat, const std::set<Digest>& there, const char* when);
   // Conversations, up to the first chunk whose name a later version's frame has: a save needs its parent.
   std::vector<Conversation> Savable() const;
   void Heal();
@@ -202,10 +202,11 @@ void Simulation::Direct() {
 
   // Each node as it is, whatever it went through.
   CheckNames();
+  const std::set<Digest> after_recovery = world_.oracle.Present();
   for (const auto& seat : seats_) {
     CheckIdle(*seat);
     // A tier that goes on failing on purpose proves nothing here.
-    if (world_.plan.tier_faults.empty()) CheckShared(*seat, "after recovery");
+    if (world_.plan.tier_faults.empty()) CheckShared(*seat, after_recovery, "after recovery");
     // With RAM empty, damage on the share has nowhere to hide.
     End(*seat);
     Begin(*seat);
@@ -236,7 +237,7 @@ void Simulation::Direct() {
   CheckNames();
   for (const auto& seat : seats_) {
     if (world_.plan.has_disk) ProveDisk(world_, *seat->node, on_disk[seat->name]);  // Before loads change it.
-    CheckShared(*seat, "after a restart");
+    CheckShared(*seat, before, "after a restart");
     CheckRecovered(*seat);
   }
   for (const auto& seat : seats_) End(*seat);
@@ -695,12 +696,13 @@ void Simulation::CheckIdle(Seat& seat) {
   }
 }
 
-// Every right frame on the share is found and delivered by this node.
-void Simulation::CheckShared(Seat& seat, const char* when) {
+// Every right frame that was on the share before the checks began is found and delivered by this node: a check may make
+// another node write what only its disk had.
+void Simulation::CheckShared(Seat& seat, const std::set<Digest>& there, const char* when) {
   SimNode& node = *seat.node;
-  for (const Digest& key : world_.oracle.Present()) {
+  for (const Digest& key : there) {
     const InodePtr inode = world_.disk.Find(Oracle::FramePath(key));
-    if (!inode->damage.empty()) continue;
+    if (!inode || !inode->damage.empty()) continue;
     const PrefixHit hit = node.store().Lookup(std::span(&key, 1));
     if (hit.chunks == 0) {
       return Wrong(node.name() + " does not find a frame that is on the share " + when + ": " + key.Hex() + ", " +
