@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "base/hash.h"
@@ -60,7 +61,13 @@ void WriteCache(const std::string& dir, const std::string& path, const Digest& d
   }
 }
 
-Result<Digest> HashFile(const std::string& path, const std::string& cache_dir, const std::function<bool()>& stopped) {
+std::string IdentityOf(const std::string& path) {
+  struct stat st{};
+  return stat(path.c_str(), &st) == 0 ? IdOf(st).Name() : "";
+}
+
+Result<Digest> HashFile(const std::string& path, const std::string& identity, const std::string& cache_dir,
+                        const std::function<bool()>& stopped) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return Fail(Code::kIo, "weights " + path + ": " + std::strerror(errno), errno);
   struct Closer {
@@ -69,6 +76,9 @@ Result<Digest> HashFile(const std::string& path, const std::string& cache_dir, c
   } closer{fd};
   struct stat before{};
   if (fstat(fd, &before) != 0) return Fail(Code::kIo, "weights " + path + ": " + std::strerror(errno), errno);
+  if (IdOf(before).Name() != identity) {
+    return Fail(Code::kUnavailable, "weights " + path + ": changed at the start; start again");
+  }
   const std::string cached_path = cache_dir + "/" + IdOf(before).Name();
   if (!cache_dir.empty()) {
     if (const auto cached = ReadCache(cached_path)) return *cached;
@@ -96,12 +106,15 @@ Result<Digest> HashFile(const std::string& path, const std::string& cache_dir, c
 
 std::shared_ptr<WeightsDigest> WeightsDigest::Start(std::string path, std::string cache_dir) {
   std::shared_ptr<WeightsDigest> self(new WeightsDigest);
-  self->thread_ = std::thread([raw = self.get(), path = std::move(path), cache_dir = std::move(cache_dir)] {
-    Result<Digest> result = HashFile(path, cache_dir, [raw] {
+  self->path_ = std::move(path);
+  self->identity_ = IdentityOf(self->path_);
+  self->thread_ = std::thread([raw = self.get(), cache_dir = std::move(cache_dir)] {
+    Result<Digest> result = HashFile(raw->path_, raw->identity_, cache_dir, [raw] {
       std::lock_guard lock(raw->mutex_);
       return raw->stop_;
     });
-    if (!result) log::Error("weights_digest_failed", {{"why", result.error().what}});
+    if (!result && result.error().code != Code::kCancelled)
+      log::Error("weights_digest_failed", {{"why", result.error().what}});
     {
       std::lock_guard lock(raw->mutex_);
       raw->result_ = std::move(result);
@@ -120,9 +133,22 @@ WeightsDigest::~WeightsDigest() {
 }
 
 std::optional<Digest> WeightsDigest::Get() const {
+  {
+    std::lock_guard lock(mutex_);
+    if (!result_ || !*result_) return std::nullopt;
+  }
+  if (!Intact()) return std::nullopt;
   std::lock_guard lock(mutex_);
-  if (!result_ || !*result_) return std::nullopt;
   return **result_;
+}
+
+bool WeightsDigest::Intact() const {
+  const bool same = IdentityOf(path_) == identity_;
+  std::lock_guard lock(mutex_);
+  if (!same && !std::exchange(changed_, true)) {
+    log::Error("weights_changed", {{"path", path_}, {"remedy", "start again: nothing is cached until then"}});
+  }
+  return !changed_;
 }
 
 Result<Digest> WeightsDigest::Wait() const {

@@ -23,8 +23,11 @@ class WeightsDigest {
   WeightsDigest(const WeightsDigest&) = delete;
   WeightsDigest& operator=(const WeightsDigest&) = delete;
 
-  // Nothing while it is being computed, or if that failed.
+  // Nothing while it is being computed, if that failed, or once the file is not what it was at the start.
   std::optional<Digest> Get() const;
+  // That the file is still what it was at the start, by its identity. Once it is not, it never is again: an engine that
+  // maps the file may have computed with other bytes. Logs that once.
+  bool Intact() const;
   // Blocks until it is known.
   Result<Digest> Wait() const;
 
@@ -33,7 +36,9 @@ class WeightsDigest {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable known_;
+  std::string path_, identity_;           // Set by Start. identity_ "": there was no file.
   std::optional<Result<Digest>> result_;  // Guarded by mutex_.
+  mutable bool changed_ = false;          // Guarded by mutex_.
   bool stop_ = false;                     // Guarded by mutex_.
   std::thread thread_;
 };

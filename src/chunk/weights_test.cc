@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
@@ -66,6 +67,30 @@ TEST_F(Weights, MissingFileIsAnErrorThatNamesIt) {
   ASSERT_FALSE(result);
   EXPECT_NE(result.error().what.find("none.gguf"), std::string::npos);
   EXPECT_EQ(digest->Get(), std::nullopt);
+}
+
+TEST_F(Weights, AFileThatChangesIsNotNamedAnyMore) {
+  Write(Path("m.gguf"), "bytes");
+  const auto digest = WeightsDigest::Start(Path("m.gguf"), "");
+  ASSERT_EQ(digest->Wait().value(), Sha256Of("bytes"));
+  EXPECT_TRUE(digest->Intact());
+  EXPECT_TRUE(digest->Get());
+  Write(Path("m.gguf"), "other");
+  // Time stamps are as coarse as the kernel's clock, and the test is quicker.
+  std::filesystem::last_write_time(Path("m.gguf"),
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_FALSE(digest->Get()) << "the same size, in place";
+  EXPECT_FALSE(digest->Intact());
+  EXPECT_EQ(WeightsDigest::Start(Path("m.gguf"), "")->Wait().value(), Sha256Of("other"));
+}
+
+TEST_F(Weights, AFileThatIsReplacedIsNotNamedAnyMore) {
+  Write(Path("m.gguf"), "bytes");
+  const auto digest = WeightsDigest::Start(Path("m.gguf"), "");
+  ASSERT_TRUE(digest->Wait());
+  Write(Path("n.gguf"), "bytes");
+  std::filesystem::rename(Path("n.gguf"), Path("m.gguf"));
+  EXPECT_FALSE(digest->Intact()) << "its content is not known";
 }
 
 }  // namespace

@@ -139,6 +139,10 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path) {
     return Fail(Code::kInvalid, "model " + path + ": llama.cpp refuses it: " + last_llama_error);
   const llama_model* raw = model->model_.get();
   model->vocab_ = llama_model_get_vocab(raw);
+  for (int32_t token = 0; token < llama_vocab_n_tokens(model->vocab_); ++token) {
+    const int32_t bytes = -llama_token_to_piece(model->vocab_, token, nullptr, 0, 0, /*special=*/true);
+    model->longest_piece_ = std::max(model->longest_piece_, static_cast<size_t>(std::max(bytes, 1)));
+  }
   if (!llama_model_has_decoder(raw) || llama_model_has_encoder(raw) || llama_model_is_diffusion(raw) ||
       llama_vocab_type(model->vocab_) == LLAMA_VOCAB_TYPE_NONE) {
     return Fail(Code::kInvalid,

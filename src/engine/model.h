@@ -53,7 +53,8 @@ class Model {
   const std::string& path() const { return path_; }
   uint32_t train_context() const;
   uint32_t vocabulary() const;
-  std::string Description() const;  // "llama 135M F16".
+  size_t longest_piece() const { return longest_piece_; }  // Bytes of text that a token stands for, at most. Not 0.
+  std::string Description() const;                         // "llama 135M F16".
 
   // Why chunks of this model's KV can't leave and enter one by one; "" if they can.
   const std::string& not_cacheable() const { return not_cacheable_; }
@@ -84,7 +85,8 @@ class Model {
   std::string chat_template_;
   std::unique_ptr<llama_model, ModelDeleter> model_;
   const llama_vocab* vocab_ = nullptr;  // Of model_.
-  bool long_rope_ = false;              // Its rope depends on the size of the context.
+  size_t longest_piece_ = 1;
+  bool long_rope_ = false;  // Its rope depends on the size of the context.
 };
 
 }  // namespace terrace::engine

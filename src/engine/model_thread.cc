@@ -24,6 +24,8 @@ constexpr size_t kRetainedSequences = 32;
 // The load of a request that has to wait its turn is given this much longer than its budget, which runs from its turn.
 constexpr milliseconds kQueueAllowance{30'000};
 constexpr milliseconds kLoadBudgetMin{200};
+// Below it the most likely token is certain, and logits divided by it pass what a float holds.
+constexpr float kTemperatureMin = 1e-5f;
 // Requests that load ahead of their turn: what they stage is pinned in RAM, so not the whole queue.
 constexpr size_t kPrefetchAhead = 4;
 // Weight of the newest piece in the running mean of prefill speed.
@@ -50,7 +52,7 @@ using SamplerPtr = std::unique_ptr<llama_sampler, SamplerDeleter>;
 
 SamplerPtr MakeSampler(const Sampling& sampling) {
   SamplerPtr chain(llama_sampler_chain_init({.no_perf = true}));
-  if (sampling.temperature <= 0) {
+  if (sampling.temperature < kTemperatureMin) {
     llama_sampler_chain_add(chain.get(), llama_sampler_init_greedy());
     return chain;
   }
@@ -502,6 +504,7 @@ void ModelThread::SaveChunk(Active& active, size_t chunk) {
   const KeyChain& chain = active.generation->chain;
   const Digest& key = chain.keys()[chunk];
   if (!store_.Needs(key)) return;
+  if (options_.weights != nullptr && !options_.weights->Intact()) return;
   FrameInfo info;
   info.space = chain.space();
   info.key = key;

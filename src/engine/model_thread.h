@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/metrics.h"
+#include "chunk/weights.h"
 #include "engine/generation.h"
 #include "engine/kv_bridge.h"
 #include "engine/model.h"
@@ -36,6 +37,8 @@ struct EngineOptions {
   bool strict = false;             // Beside the sequence being computed nothing else is in engine memory.
   bool save_decode_cache = false;  // Chunks that decode completes are cached too.
   int64_t load_deadline_ms = 0;    // 0: from the predicted prefill time.
+  // Asked before each save; outlives the thread. Null: the weights can't change.
+  const WeightsDigest* weights = nullptr;
 };
 
 class ModelThread {

@@ -159,6 +159,21 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   Generate(asked, std::move(responder));
 }
 
+openai::ApiError Routes::TooLong(const std::string& tokens) const {
+  return Refusal(400,
+                 "this model's maximum context length is " + std::to_string(options_.context_tokens) +
+                     " tokens, and the prompt has " + tokens +
+                     " tokens; shorten it (one token is needed for the answer)",
+                 "context_length_exceeded");
+}
+
+// Tokenizing megabytes takes minutes: what can't fit, however it is cut, is refused before.
+std::optional<openai::ApiError> Routes::RefuseIfTooLong(std::string_view text) const {
+  const size_t at_least = text.size() / model_.longest_piece();
+  if (at_least <= options_.context_tokens) return std::nullopt;
+  return TooLong("at least " + std::to_string(at_least));
+}
+
 std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request) const {
   if (!request.model.empty() && request.model != options_.served_name) {
     return Refusal(404,
@@ -178,13 +193,16 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
       }
       messages.push_back({message.role, message.content});
     }
-    generation->tokens = model_.Tokenize(model_.ApplyChatTemplate(messages));
+    const std::string text = model_.ApplyChatTemplate(messages);
+    if (auto refusal = RefuseIfTooLong(text)) return *std::move(refusal);
+    generation->tokens = model_.Tokenize(text);
   } else if (!request.prompt_tokens.empty()) {
     generation->tokens = request.prompt_tokens;
     if (std::ranges::max(generation->tokens) >= static_cast<int32_t>(model_.vocabulary())) {
       return openai::ApiError{.message = "'prompt' has a token id that the model does not know", .param = "prompt"};
     }
   } else {
+    if (auto refusal = RefuseIfTooLong(request.prompt)) return *std::move(refusal);
     generation->tokens = model_.Tokenize(request.prompt);
   }
 
@@ -192,11 +210,7 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
   if (prompt == 0)
     return openai::ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
   if (prompt >= options_.context_tokens) {
-    return Refusal(400,
-                   "this model's maximum context length is " + std::to_string(options_.context_tokens) +
-                       " tokens, and the prompt has " + std::to_string(prompt) +
-                       " tokens; shorten it (one token is needed for the answer)",
-                   "context_length_exceeded");
+    return TooLong(std::to_string(prompt));
   }
   const auto room = static_cast<uint32_t>(options_.context_tokens - prompt);
   generation->max_tokens = std::min(room, request.max_tokens.value_or(request.chat ? room : kCompletionTokensDefault));
@@ -206,7 +220,7 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
   generation->stops = request.stop;
 
   const std::optional<Digest> weights = weights_->Get();
-  if (!thread_.not_cacheable().empty()) {
+  if (!thread_.not_cacheable().empty() || !weights_->Intact()) {
     generation->not_named = Reason::kNotCacheable;
   } else if (!weights) {
     generation->not_named = Reason::kWeightsPending;

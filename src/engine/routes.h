@@ -36,6 +36,8 @@ class Routes {
   void Generate(const openai::Request& request, std::shared_ptr<http::Responder> responder);
   void Lookup(const openai::Request& request, std::shared_ptr<http::Responder> responder) const;
   // Template, tokens and names of a request; no sink yet.
+  openai::ApiError TooLong(const std::string& tokens) const;
+  std::optional<openai::ApiError> RefuseIfTooLong(std::string_view text) const;
   std::variant<std::unique_ptr<Generation>, openai::ApiError> Prepare(const openai::Request& request) const;
 
   const RouteOptions options_;

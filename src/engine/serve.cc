@@ -325,6 +325,9 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.served_name = file.extension() == ".gguf" ? file.stem().string() : file.string();
   }
   options.api_key = values.Text("api-key");
+  if (values.IsSet("api-key") && options.api_key.empty()) {
+    return Fail(Code::kInvalid, "--api-key is empty; give a key, or leave the flag out to serve without one");
+  }
   options.http.host = values.Text("host");
   options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
   options.store.ram_bytes_max = values.Bytes("ram");
@@ -509,6 +512,9 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
 
 int Serve(const config::Values& values, ServeOptions options) {
   if (!CatchStopSignals()) return Refuse(std::string("no pipe for signals: ") + std::strerror(errno));
+  // Before the model: what is loaded must be what is hashed.
+  const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
+  options.engine.weights = weights.get();
   Result<std::unique_ptr<Model>> model = Model::Load(options.model_path);
   if (!model) return Refuse(model.error().what);
   if (const Result<void> fits = FitToModel(values, **model, options); !fits) return Refuse(fits.error().what);
@@ -522,7 +528,6 @@ int Serve(const config::Values& values, ServeOptions options) {
   if (!tiers) return Refuse(tiers.error().what);
   Result<std::unique_ptr<Store>> store = OpenStore(options.store, std::move(*tiers), metrics);
   if (!store) return Refuse(store.error().what);
-  const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
   auto thread = ModelThread::Start(options.engine, **model, **store, metrics);
   if (!thread) return Refuse(thread.error().what);
   WaitForWeights(*weights);

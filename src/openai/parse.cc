@@ -196,9 +196,34 @@ void RefuseUnsupported(Fields& fields) {
   }
 }
 
+// A request has a few levels. Whoever copies a value goes down one stack frame a level.
+constexpr int kDepthMax = 64;
+
+bool TooDeep(std::string_view json) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kDepthMax) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint endpoint) {
+  if (TooDeep(body)) {
+    return ApiError{.message = "the body is nested more than " + std::to_string(kDepthMax) + " levels deep"};
+  }
   const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return ApiError{.message = "the body is not valid JSON"};
   if (!json.is_object()) return ApiError{.message = "the body must be a JSON object"};

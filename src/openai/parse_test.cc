@@ -158,5 +158,18 @@ TEST(OpenAiParse, SeveralPromptsAreRefused) {
   }
 }
 
+TEST(ParseRequest, DeepNestingIsRefusedAndNotCopied) {
+  for (const std::string field : {"stop", "response_format", "prompt"}) {
+    const std::string body = R"({"model": "m", ")" + field + R"(": {"type": )" + std::string(1'000'000, '[') +
+                             std::string(1'000'000, ']') + "}}";
+    const auto parsed = ParseRequest(body, Endpoint::kCompletion);
+    ASSERT_TRUE(std::holds_alternative<ApiError>(parsed)) << field;
+    EXPECT_EQ(std::get<ApiError>(parsed).status, 400) << field;
+    EXPECT_NE(std::get<ApiError>(parsed).message.find("levels deep"), std::string::npos) << field;
+  }
+  const std::string brackets = R"({"prompt": "\"[[)" + std::string(1000, '[') + R"(\\"})";
+  EXPECT_TRUE(std::holds_alternative<Request>(ParseRequest(brackets, Endpoint::kCompletion))) << "text is no nesting";
+}
+
 }  // namespace
 }  // namespace terrace::openai
