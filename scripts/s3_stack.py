@@ -12,20 +12,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from terrace_stack import HOST, ROOT, StackError, free_port, wait_until
+from terrace_stack import HOST, StackError, free_port, from_setup, wait_until
 from terrace_stack import _die_with_parent as die_with_parent
 
 BUCKET = "kv-cache"
-
-
-def versitygw_binary() -> Path:
-    path = os.environ.get("VERSITYGW")
-    if not path:
-        text = subprocess.run([ROOT / "scripts/setup", "env"], check=True, capture_output=True, text=True).stdout
-        path = dict(line.split("=", 1) for line in text.split())["VERSITYGW"]
-    if not Path(path).is_file():
-        raise StackError(f"{path} is not there: run scripts/setup")
-    return Path(path)
 
 
 class LocalS3:
@@ -41,7 +31,13 @@ class LocalS3:
         self.start()
 
     def start(self) -> None:
-        argv = [versitygw_binary(), "--port", f"{HOST}:{self.port}", "--virtual-domain", "s3.localhost"]
+        argv = [
+            from_setup("VERSITYGW", "scripts/setup s3"),
+            "--port",
+            f"{HOST}:{self.port}",
+            "--virtual-domain",
+            "s3.localhost",
+        ]
         argv += ["--keep-alive", "--quiet", "posix", self.directory / "data"]
         with open(self.directory / "versitygw.log", "ab") as log:
             self.process = subprocess.Popen(

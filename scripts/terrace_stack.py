@@ -50,10 +50,11 @@ def terrace_binary() -> Path:
 
 def model_file(name: str) -> Path:
     """MODEL_F16 or MODEL_Q4: from the environment, else where scripts/setup puts it."""
-    return _from_setup(name, "scripts/setup")
+    return from_setup(name, "scripts/setup")
 
 
-def _from_setup(name: str, command: str) -> Path:
+def from_setup(name: str, command: str) -> Path:
+    """A file that the environment names, else where scripts/setup puts it."""
     path = os.environ.get(name)
     if not path:
         text = subprocess.run([ROOT / "scripts/setup", "env"], check=True, capture_output=True, text=True).stdout
@@ -61,11 +62,6 @@ def _from_setup(name: str, command: str) -> Path:
     if not Path(path).is_file():
         raise StackError(f"{path} is not there: run {command}, or set {name}")
     return Path(path).resolve()
-
-
-def s3_server_binary() -> Path:
-    """SeaweedFS's `weed`: from the environment (WEED), else where scripts/setup puts it."""
-    return _from_setup("WEED", "scripts/setup s3")
 
 
 def port_taken(port: int) -> bool:
@@ -342,77 +338,6 @@ class Server:
     def kill(self) -> int:
         self.process.kill()
         return self.process.wait()
-
-
-class S3Server:
-    """A local S3 server (SeaweedFS) with one bucket, its data under `directory`."""
-
-    BUCKET, REGION = "kv-cache", "us-east-1"
-    ACCESS_KEY, SECRET_KEY = "terrace-demo", "terrace-demo-secret"  # Of a server that lives for one run.
-
-    def __init__(self, directory: Path):
-        self.name, self.log = "s3-server", directory / "s3-server.log"
-        self.url = f"http://{HOST}:{(port := free_port())}"
-        (directory / "s3-data").mkdir()
-        identity = {
-            "name": "terrace",
-            "actions": ["Admin", "Read", "Write", "List"],
-            "credentials": [{"accessKey": self.ACCESS_KEY, "secretKey": self.SECRET_KEY}],
-        }
-        (directory / "s3-identity.json").write_text(json.dumps({"identities": [identity]}))
-        command = [
-            s3_server_binary(),
-            "server",
-            f"-dir={directory / 's3-data'}",
-            f"-ip={HOST}",
-            f"-ip.bind={HOST}",
-            "-filer",
-            "-s3",
-            f"-s3.port={port}",
-            f"-s3.config={directory / 's3-identity.json'}",
-            f"-master.port={free_port()}",
-            f"-volume.port={free_port()}",
-            f"-filer.port={free_port()}",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-            "-master.telemetry=false",
-            "-master.volumeSizeLimitMB=64",
-            "-volume.max=64",
-        ]
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        wait_until("the S3 server to make a bucket", lambda: self._curl("-X", "PUT", f"/{self.BUCKET}") is not None, 60)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"AWS_ACCESS_KEY_ID": self.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.SECRET_KEY}
-
-    def _curl(self, *arguments: str) -> str | None:
-        *flags, path = arguments
-        signed = ("--aws-sigv4", f"aws:amz:{self.REGION}:s3", "-u", f"{self.ACCESS_KEY}:{self.SECRET_KEY}")
-        done = subprocess.run(
-            ["curl", "-sf", *signed, *flags, f"{self.url}{path}"], capture_output=True, text=True, check=False
-        )
-        return done.stdout if done.returncode == 0 else None
-
-    def objects(self) -> dict[str, int]:
-        """Names and sizes, at most 1,000."""
-        listing = self._curl(f"/{self.BUCKET}?list-type=2")
-        if listing is None:
-            raise StackError(f"the S3 server at {self.url} does not list its bucket; its log: {self.log}")
-        found = re.findall(r"<Contents>.*?<Key>(.*?)</Key>.*?<Size>(\d+)</Size>.*?</Contents>", listing, re.DOTALL)
-        return {name: int(size) for name, size in found}
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def parse_metrics(text: str) -> Iterator[tuple[str, dict[str, str], float]]:

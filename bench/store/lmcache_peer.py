@@ -27,7 +27,6 @@ ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # What LMCache prints must not be taken for an answer.
 
 import torch  # noqa: E402
-
 from lmcache.utils import CacheEngineKey  # noqa: E402
 from lmcache.v1.config import LMCacheEngineConfig  # noqa: E402
 from lmcache.v1.memory_management import MemoryFormat  # noqa: E402
