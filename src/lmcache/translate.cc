@@ -52,7 +52,7 @@ std::optional<double> Number(const std::string& text) {
   return value;
 }
 
-struct Given {
+struct Given {  // NOLINT(bugprone-exception-escape): nodes of yaml-cpp are copied.
   YAML::Node node;
   std::string where;  // "lmcache.yaml:3", "env LMCACHE_CHUNK_SIZE".
 };
@@ -198,7 +198,7 @@ class Translator {
     for (const auto& [variable, value] : variables) {
       if (value.empty()) continue;
       const std::string name = Present(Lower(variable.substr(kPrefix.size())));
-      const std::string where = "env " + variable;
+      std::string where = "env " + variable;
       if (name == "extra_config") {
         const YAML::Node map = YAML::Load(value);
         if (!map.IsMap()) return Fail(Code::kInvalid, where + ": expected JSON: {\"key\": value, ...}");
