@@ -22,6 +22,9 @@ constexpr std::chrono::seconds kFreeSpaceEvery{5};
 constexpr std::chrono::milliseconds kTtlEveryMax{600'000};
 constexpr std::chrono::milliseconds kTtlEveryMin{1'000};
 
+// Our idea of the server's time, and of when we wrote a frame, is a little off.
+constexpr int64_t kStampsDifferNs = 10'000'000'000;
+
 constexpr const char* kWhy[] = {"size", "free_space", "ttl"};
 
 }  // namespace
@@ -98,6 +101,7 @@ void SharedFsCollector::Plan(Why why, uint64_t bytes, int64_t used_before_ns) {
   why_ = why;
   begun_ = clock_.Now();
   evicted_frames_ = evicted_bytes_ = 0;
+  needed_.clear();
   LeafOrder order;
   for (size_t i = 0; i < kFanOut; ++i) {
     index_.ForEach(
@@ -118,7 +122,8 @@ bool SharedFsCollector::Step(const std::function<void(const Digest&)>& evicted) 
   for (size_t i = 0; i < kStepFrames && !victims_.empty() && HoldsLease(); ++i) {
     const Victim victim = victims_.back();
     victims_.pop_back();
-    if (const Result<bool> gone = Evict(victim); !gone) {
+    const Result<bool> gone = Evict(victim);
+    if (!gone) {
       log::Warn("shared_fs_evict_failed", {{"error", gone.error().what}});
       victims_.clear();  // The next tick decides anew.
     } else if (*gone) {
@@ -134,8 +139,20 @@ bool SharedFsCollector::Step(const std::function<void(const Digest&)>& evicted) 
 Result<bool> SharedFsCollector::Evict(const Victim& victim) {
   std::lock_guard lock(index_.names(victim.key));
   const auto entry = index_.Find(victim.key);
-  // Used since it was chosen, or made a parent, which is a use.
-  if (!entry || entry->used_ns > victim.used_ns) return false;
+  if (!entry) return false;
+  // Used since it was chosen, or made a parent, which is a use. What stays needs those before it.
+  if (entry->used_ns > victim.used_ns || needed_.contains(victim.key)) {
+    needed_.insert(entry->parent);
+    return false;
+  }
+  // We may know it by the word of a node that wrote it long ago, and not of the one that wrote it anew.
+  const auto written_ns = dir_.WrittenNs(victim.key);
+  if (!written_ns) return tl::unexpected(written_ns.error());
+  if (*written_ns && **written_ns > victim.used_ns + kStampsDifferNs) {
+    index_.Use(victim.key, **written_ns);
+    needed_.insert(entry->parent);
+    return false;
+  }
   if (const Result<void> removed = dir_.Remove(victim.key); !removed) return tl::unexpected(removed.error());
   index_.Erase(victim.key);
   ++evicted_frames_;

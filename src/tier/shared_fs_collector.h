@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -82,7 +83,8 @@ class SharedFsCollector {
   const Clock& clock_;
   Metrics& metrics_;
   TimePoint lease_until_, lease_look_at_, free_look_at_, ttl_look_at_;
-  std::vector<Victim> victims_;  // The next one last.
+  std::vector<Victim> victims_;                    // The next one last.
+  std::unordered_set<Digest, DigestHash> needed_;  // Parents of victims that stay after all.
   Why why_ = kSize;
   uint64_t evicted_frames_ = 0, evicted_bytes_ = 0;  // In this collection.
   TimePoint begun_;

@@ -502,6 +502,13 @@ Result<void> SharedFsDir::Remove(const Digest& key) {
   return removed;
 }
 
+Result<std::optional<int64_t>> SharedFsDir::WrittenNs(const Digest& key) {
+  const auto stat = io_.Stat(FramePath(key));
+  if (!stat && stat.error().os_error == ENOENT) return std::nullopt;
+  if (!stat) return tl::unexpected(stat.error());
+  return stat->mtime_ns;
+}
+
 Result<std::vector<size_t>> SharedFsDir::ListFanOut() {
   const auto names = io_.List(Path("frames"));
   if (!names) return tl::unexpected(names.error());

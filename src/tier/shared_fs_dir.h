@@ -95,6 +95,8 @@ class SharedFsDir {
   uint64_t quarantined() const { return quarantined_.load(std::memory_order_relaxed); }
   // Fine if it is not there.
   Result<void> Remove(const Digest& key);
+  // When the file was written; nothing if there is none.
+  Result<std::optional<int64_t>> WrittenNs(const Digest& key);
 
   // The directories of frames/ that exist, and the keys in one, both sorted.
   Result<std::vector<size_t>> ListFanOut();

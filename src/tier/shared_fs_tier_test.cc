@@ -819,6 +819,10 @@ class ManyFramesFileIo final : public FaultyFileIo {
     return {};
   }
   size_t unlinks() const { return unlinks_; }
+  Result<FileStat> Stat(const std::string& path) override {
+    if (path.find("/frames/") == std::string::npos) return FaultyFileIo::Stat(path);
+    return FileStat{.bytes = FrameBytes(100), .is_file = true};
+  }
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions) override {
     if (path.find("/frames/") == std::string::npos) return FaultyFileIo::Open(path, mode, permissions);
     (void)Ask({kOpen, path, mode});
