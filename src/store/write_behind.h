@@ -37,7 +37,7 @@ class WriteBehind {
     uint64_t abandoned = 0;  // Of those: because there was no more time.
   };
 
-  // `metrics` outlives this object. No method is called once `tier` is gone.
+  // `metrics` outlives this object and what `tier` still holds of it. No method is called once `tier` is gone.
   WriteBehind(Tier& tier, const Options& options, Metrics& metrics);
 
   // True: the chunk is in the tier, or on its way. False: it was dropped, and counted with the reason. `item.owner`

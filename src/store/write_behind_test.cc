@@ -82,8 +82,8 @@ class WriteBehindTest : public testing::Test {
     return metrics.GetCounter("terrace_saves_dropped_total", "", {{"tier", "held"}, {"reason", ReasonName(reason)}})
         .value();
   }
+  Metrics metrics;  // Outlives the pins, which the tier may still hold.
   HeldTier tier;
-  Metrics metrics;
 };
 
 TEST_F(WriteBehindTest, AChildWaitsForItsParent) {
