@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -106,9 +107,10 @@ Routes::Routes(RouteOptions options, const Model& model, ModelThread& thread, St
 
 bool Routes::Authorized(const http::Request& request) const {
   if (options_.api_key.empty()) return true;
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr std::string_view kBearer = "bearer ";  // In any case: RFC 9110, 11.1.
   const std::string_view header = request.Header("Authorization");
-  if (!header.starts_with(kBearer)) return false;
+  const auto same = [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); };
+  if (header.size() < kBearer.size() || !std::equal(kBearer.begin(), kBearer.end(), header.begin(), same)) return false;
   const Digest given = Sha256Of(header.substr(kBearer.size()));
   unsigned difference = 0;
   for (size_t i = 0; i < given.bytes.size(); ++i) difference |= unsigned{given.bytes[i]} ^ api_key_.bytes[i];
@@ -127,7 +129,8 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   if (route == std::end(kRoutes)) {
     return SendError(*responder, Refusal(404, "there is nothing at " + request.path, "not_found"));
   }
-  if (request.method != route->method) {
+  const bool heads = request.method == "HEAD" && route->method == "GET";  // The server leaves the body out.
+  if (request.method != route->method && !heads) {
     return SendError(*responder,
                      Refusal(405, request.path + " takes " + std::string(route->method), "method_not_allowed"),
                      {{"Allow", std::string(route->method)}});

@@ -372,6 +372,8 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   if (!options.disk.directory.empty()) {
     if (!values.IsSet("disk-size")) return Fail(Code::kInvalid, "--disk needs --disk-size, its cap: 20GiB, say");
     options.disk.bytes_max = values.Bytes("disk-size");
+  } else if (values.IsSet("disk-size")) {
+    return Fail(Code::kInvalid, "--disk-size bounds --disk, and there is none");
   }
 
   Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, EnvironmentVariable);
