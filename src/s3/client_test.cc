@@ -267,19 +267,6 @@ TEST_F(S3Client, ABodyOfAnotherLengthThanSaidIsAFailure) {
   EXPECT_TRUE(Get("k").failure);
 }
 
-// What comes behind the end that was said is nobody's, and not the head of the next answer.
-TEST_F(S3Client, BytesBehindABodyAreNotTakenForAnything) {
-  server_.PutObject("k", "body of k");
-  server_.PutObject("l", "body of l");
-  server_.SetHook([](const Request& request, Answer& answer) {
-    if (request.key != "k") return;
-    answer.said_length = answer.body.size();
-    answer.body += "HTTP/1.1 200 X\r\ncontent-length: 3\r\n\r\nbad";
-  });
-  EXPECT_EQ(Get("k").bytes, "body of k");
-  EXPECT_EQ(Get("l").bytes, "body of l");
-}
-
 TEST_F(S3Client, AnotherRangeThanAskedForIsAFailure) {
   server_.PutObject("k", Bytes(10'000));
   server_.SetHook([](const Request&, Answer& answer) { answer.headers["content-range"] = "bytes 0-99/10000"; });
