@@ -38,7 +38,11 @@ extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 namespace terrace::sim {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSeeds = 60;  // Each takes ten times as long.
+#else
 constexpr uint64_t kSeeds = 200;
+#endif
 constexpr size_t kLogLinesMax = 400;
 
 std::string Explain(uint64_t seed, const RunReport& report) {

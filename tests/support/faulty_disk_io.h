@@ -83,13 +83,7 @@ class FaultyDiskIo final : public DiskIo {
                                                           : What::kSync;
       const Verdict v = Ask({what, path, op.offset, bytes});
       if (v.os_error) op = Failing(std::move(op), v, path);
-      if (v.hold) {
-        std::lock_guard lock(mutex_);
-        held_.push_back(std::move(op));
-        held_changed_.notify_all();
-      } else {
-        pass.push_back(std::move(op));
-      }
+      if (!v.hold || !Hold(op)) pass.push_back(std::move(op));
     }
     real_->Submit(std::move(pass));
   }
@@ -108,6 +102,14 @@ class FaultyDiskIo final : public DiskIo {
       rule = rule_;
     }
     return rule ? (*rule)(call) : Verdict{};
+  }
+  // False, and nothing is done, if Release came since the rule was asked: nobody would let it go.
+  bool Hold(DiskOp& op) {
+    std::lock_guard lock(mutex_);
+    if (!rule_) return false;
+    held_.push_back(std::move(op));
+    held_changed_.notify_all();
+    return true;
   }
   static tl::unexpected<Error> Refuse(const Verdict& verdict, const std::string& path) {
     return Fail(verdict.os_error == ENOSPC ? Code::kFull : Code::kIo,
