@@ -137,6 +137,7 @@ class StoreImpl final : public Store {
   std::vector<std::string> names_;
   bool asks_ = false;
   uint64_t window_bytes_ = 0;
+  uint64_t ready_bytes_ = 0;
   std::atomic<uint64_t> expected_bytes_{0};
   std::atomic<bool> touching_ahead_{false};
   std::vector<Counter*> hits_;       // By tier index.
@@ -172,15 +173,17 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
 
   // Begins what is known, and asks for the rest.
   void Begin() {
+    std::span<const Digest> unknown;
     {
       std::lock_guard lock(mutex_);
       if (store_.asks()) known_ = store_.Lookup(keys_).chunks;
-      asking_ = known_ < keys_.size();
+      unknown = std::span(keys_).subspan(known_);
+      asking_ = !unknown.empty();
       Advance(0);
       if (!asking_) return;
     }
     const TimePoint until = std::min(deadline_, std::chrono::steady_clock::now() + kAskMax);
-    store_.AskTiers(keys_, until, [weak = weak_from_this()](Reason trouble) {
+    store_.AskTiers(unknown, until, [weak = weak_from_this()](Reason trouble) {
       if (const auto job = weak.lock()) job->Asked(trouble);
     });
   }
@@ -268,6 +271,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
                      std::vector<std::unique_ptr<Tier>> tiers, Metrics& metrics)
     : ram_(std::move(ram)),
       window_bytes_(ram_->stats().bytes_max / 2),
+      ready_bytes_(std::min(window_bytes_ / 2, kReadyBytesMax)),
       save_declined_(
           metrics.GetCounter("terrace_saves_declined_total", "Chunks that found no room in RAM to be saved from.")),
       own_thread_(options.executor ? nullptr : std::make_unique<ThreadPool>("terrace-store", 1)),
@@ -329,8 +333,7 @@ void StoreImpl::TouchAhead() {
 }
 
 void StoreImpl::TouchStep() {
-  const uint64_t ready_bytes = std::min(ram_->stats().bytes_max / 4, kReadyBytesMax);
-  if (ram_->TouchAhead(expected_bytes_, ready_bytes, kReadyStepBytes) == 0) {
+  if (ram_->TouchAhead(expected_bytes_, ready_bytes_, kReadyStepBytes) == 0) {
     touching_ahead_ = false;
   } else {
     background_.Post([this] { TouchStep(); });
