@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -19,6 +20,7 @@
 
 #include "base/assert.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace terrace::config {
 namespace {
@@ -38,23 +40,10 @@ const std::vector<Option>& CommonOptions() {
 
 std::string Quoted(std::string_view text) { return '"' + std::string(text) + '"'; }
 
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower;
-}
-
 std::string Replaced(std::string_view text, char from, char to) {
   std::string out(text);
   std::replace(out.begin(), out.end(), from, to);
   return out;
-}
-
-std::string_view Trimmed(std::string_view text) {
-  const auto blank = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-  return text;
 }
 
 std::string Joined(const std::vector<std::string>& parts, std::string_view separator) {
@@ -388,6 +377,11 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
   return parsed;
 }
 
+std::optional<std::string> ProcessEnvironment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
 const Values::Entry& Values::Find(std::string_view name) const {
   const auto found = entries_.find(name);
   TERRACE_ASSERT(found != entries_.end());
@@ -428,15 +422,7 @@ int64_t Values::DurationMs(std::string_view name) const {
 std::vector<std::string> Values::List(std::string_view name) const {
   const Entry& entry = Find(name);
   TERRACE_ASSERT(entry.option.type == Type::kTextList);
-  std::vector<std::string> items;
-  std::string_view rest = entry.value;
-  while (!rest.empty()) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    const std::string_view item = Trimmed(rest.substr(0, comma));
-    if (!item.empty()) items.emplace_back(item);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return items;
+  return SplitList(entry.value);
 }
 
 bool Values::IsSet(std::string_view name) const {

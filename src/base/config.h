@@ -83,6 +83,8 @@ struct Parsed {
 Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
                     const std::function<std::optional<std::string>(const std::string&)>& environment,
                     const std::vector<Preset>& presets = {});
+// A variable of this process: what programs give Load.
+std::optional<std::string> ProcessEnvironment(const std::string& name);
 std::string Help(const Schema& schema);
 
 // D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"). Not negative.

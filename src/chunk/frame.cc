@@ -74,6 +74,17 @@ uint64_t FrameSegmentBytes(uint64_t payload_bytes) {
   return segment;
 }
 
+FrameHeader EncodeFrameHeader(const FrameInfo& info, uint64_t created_ns, std::span<const std::byte> payload,
+                              const SegmentHashes* known) {
+  const uint64_t segment_bytes = FrameSegmentBytes(payload.size());
+  if (known && segment_bytes == kSegmentBytes) return EncodeFrameHeader(info, created_ns, *known);
+  SegmentHashes hashes;
+  for (uint64_t at = 0; at < payload.size(); at += segment_bytes) {
+    hashes.push_back(Xxh3_64(payload.subspan(at, std::min<uint64_t>(segment_bytes, payload.size() - at))));
+  }
+  return EncodeFrameHeader(info, created_ns, hashes);
+}
+
 FrameHeader EncodeFrameHeader(const FrameInfo& info, uint64_t created_ns, std::span<const uint64_t> hashes) {
   const uint64_t segment_bytes = FrameSegmentBytes(info.payload_bytes);
   TERRACE_ASSERT(info.payload_bytes > 0 && info.payload_bytes <= kFramePayloadBytesMax);

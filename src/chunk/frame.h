@@ -47,6 +47,10 @@ using FrameHeader = std::array<std::byte, kFrameHeaderBytes>;
 // `hashes`: of the payload, in segments of kSegmentBytes (as HashSegments gives). For payloads whose FrameSegmentBytes
 // is larger, pass the payload's hashes at that size.
 FrameHeader EncodeFrameHeader(const FrameInfo& info, uint64_t created_ns, std::span<const uint64_t> hashes);
+// The same, from the payload. `known`: its HashSegments, or null; taken if the frame has segments of that size, else
+// the payload is hashed.
+FrameHeader EncodeFrameHeader(const FrameInfo& info, uint64_t created_ns, std::span<const std::byte> payload,
+                              const SegmentHashes* known);
 
 // Decodes the first kFrameHeaderBytes of a frame of `file_bytes` in all. On failure the Reason: kEmpty (0 bytes),
 // kTruncated (shorter than the header says, or than a header), kDamaged, kVersion.

@@ -223,10 +223,10 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
   generation->stops = request.stop;
 
   const std::optional<Digest> weights = weights_->Get();
-  if (!thread_.not_cacheable().empty() || !weights_->Intact()) {
+  if (!thread_.not_cacheable().empty()) {
     generation->not_named = Reason::kNotCacheable;
   } else if (!weights) {
-    generation->not_named = Reason::kWeightsPending;
+    generation->not_named = weights_->Intact() ? Reason::kWeightsPending : Reason::kNotCacheable;
   } else {
     SpaceFields space = thread_.space();
     space.weights = *weights;

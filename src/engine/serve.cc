@@ -66,11 +66,6 @@ constexpr milliseconds kS3Retry{5'000};
 // A file that is hashed faster than this is known before the port opens, so that the first request is cached already.
 constexpr milliseconds kWeightsWait{5'000};
 
-std::optional<std::string> EnvironmentVariable(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
-
 config::Schema ServeSchema() {
   using config::Type;
   config::Schema schema = {
@@ -376,7 +371,7 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     return Fail(Code::kInvalid, "--disk-size bounds --disk, and there is none");
   }
 
-  Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, EnvironmentVariable);
+  Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, config::ProcessEnvironment);
   if (!s3) return tl::unexpected(s3.error());
   options.s3 = *std::move(s3);
 
@@ -420,30 +415,14 @@ Error DegradedIsAllowed(Error error) {
   return error;
 }
 
-Result<std::unique_ptr<Tier>> OpenDisk(const ServeOptions& options, const SharedFsDeps& deps, Executor& timers) {
-  const auto open = [disk = options.disk, deps] {
-    return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
-  };
-  if (options.allow_degraded) {
-    return std::make_unique<LateTier>(TierInfo{.name = "disk", .durable = true}, open, kDiskRetry, timers, deps.clock);
-  }
-  Result<std::unique_ptr<Tier>> disk = open();
-  if (!disk) return Fail(DegradedIsAllowed(disk.error()), "--disk");
-  return disk;
-}
-
-Result<std::unique_ptr<Tier>> OpenS3(const ServeOptions& options, const SharedFsDeps& deps, Executor& timers) {
-  const auto open = [client = *options.s3, deps] {
-    return OpenS3Tier(client, {}, {.clock = deps.clock, .metrics = deps.metrics});
-  };
-  if (options.allow_degraded) {
-    TierInfo info{.name = "s3", .durable = true, .shared = true, .asks = true};
-    info.best_in_flight = options.s3->parallel_max;
-    return std::make_unique<LateTier>(std::move(info), open, kS3Retry, timers, deps.clock);
-  }
-  Result<std::unique_ptr<Tier>> s3 = open();
-  if (!s3) return Fail(DegradedIsAllowed(s3.error()), "--s3-bucket");
-  return s3;
+// Refuses what can't be opened; with --allow-degraded it is joined when it can. `flag` names it.
+Result<std::unique_ptr<Tier>> OpenOrJoin(const char* flag, TierInfo info, const LateTier::Opener& open,
+                                         milliseconds retry, bool allow_degraded, Executor& timers,
+                                         const Clock& clock) {
+  if (allow_degraded) return std::make_unique<LateTier>(std::move(info), open, retry, timers, clock);
+  Result<std::unique_ptr<Tier>> tier = open();
+  if (!tier) return Fail(DegradedIsAllowed(tier.error()), flag);
+  return tier;
 }
 
 // `timers` has a thread more than there are tiers: see GuardTier.
@@ -454,7 +433,11 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
   };
   if (!options.disk.directory.empty()) {
-    Result<std::unique_ptr<Tier>> disk = OpenDisk(options, deps, timers);
+    const auto open = [disk = options.disk, deps] {
+      return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
+    };
+    Result<std::unique_ptr<Tier>> disk =
+        OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, options.allow_degraded, timers, deps.clock);
     if (!disk) return tl::unexpected(disk.error());
     guard(*std::move(disk));
   }
@@ -468,7 +451,11 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     guard_shared(*std::move(shared));
   }
   if (options.s3) {
-    Result<std::unique_ptr<Tier>> s3 = OpenS3(options, deps, timers);
+    const auto open = [client = *options.s3, deps] {
+      return OpenS3Tier(client, {}, {.clock = deps.clock, .metrics = deps.metrics});
+    };
+    Result<std::unique_ptr<Tier>> s3 = OpenOrJoin("--s3-bucket", S3TierInfo(options.s3->parallel_max), open, kS3Retry,
+                                                  options.allow_degraded, timers, deps.clock);
     if (!s3) return tl::unexpected(s3.error());
     guard_shared(*std::move(s3));
   }
@@ -560,8 +547,6 @@ int Serve(const config::Values& values, ServeOptions options) {
   return 0;
 }
 
-}  // namespace
-
 // LMCache's configuration must have a meaning here, key by key; what it says is told once.
 Result<void> CheckBrought(const lmcache::Translation& lmcache, const config::Schema& schema,
                           const config::Values& values) {
@@ -584,13 +569,15 @@ Result<void> CheckBrought(const lmcache::Translation& lmcache, const config::Sch
   return {};
 }
 
+}  // namespace
+
 int RunServe(const std::vector<std::string>& args) {
   EnsureOpenMpPassive();
   const config::Schema schema = ServeSchema();
   log::LogToStderr();  // Warnings about the configuration itself.
   const Result<lmcache::Translation> lmcache = lmcache::Translate(lmcache::VariablesOfThisProcess());
-  const auto parsed =
-      config::Load(schema, args, EnvironmentVariable, lmcache ? lmcache->presets : std::vector<config::Preset>{});
+  const auto parsed = config::Load(schema, args, config::ProcessEnvironment,
+                                   lmcache ? lmcache->presets : std::vector<config::Preset>{});
   if (!parsed) return Refuse(parsed.error().what);
   if (parsed->help) {
     std::fputs(config::Help(schema).c_str(), stdout);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "lmcache/known.h"
 
 namespace terrace::lmcache {
@@ -19,12 +20,6 @@ namespace {
 constexpr std::string_view kPrefix = "LMCACHE_";
 constexpr double kGiB = 1ull << 30;
 constexpr double kGiBMax = 1 << 20;  // A PiB: above it, it is a slip.
-
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower;
-}
 
 bool Matches(std::string_view pattern, std::string_view name) {
   if (!pattern.ends_with('*')) return pattern == name;
@@ -58,20 +53,9 @@ struct Given {  // NOLINT(bugprone-exception-escape): nodes of yaml-cpp are copi
 };
 
 std::vector<std::string> Items(const YAML::Node& node) {
+  if (node.IsScalar()) return SplitList(node.Scalar());
   std::vector<std::string> items;
-  if (node.IsSequence()) {
-    for (const YAML::Node& item : node) items.push_back(item.Scalar());
-  } else if (node.IsScalar()) {
-    std::string_view rest = node.Scalar();
-    while (!rest.empty()) {
-      const size_t comma = std::min(rest.find(','), rest.size());
-      std::string_view item = rest.substr(0, comma);
-      while (item.starts_with(' ')) item.remove_prefix(1);
-      while (item.ends_with(' ')) item.remove_suffix(1);
-      if (!item.empty()) items.emplace_back(item);
-      rest.remove_prefix(std::min(comma + 1, rest.size()));
-    }
-  }
+  for (const YAML::Node& item : node) items.push_back(item.Scalar());
   return items;
 }
 

@@ -72,10 +72,7 @@ void LogReady(const router::Options& options, uint16_t port) {
 int RunRouter(const std::vector<std::string>& args) {
   const config::Schema schema = router::Schema();
   log::LogToStderr();  // Warnings about the configuration itself.
-  const auto parsed = config::Load(schema, args, [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  });
+  const auto parsed = config::Load(schema, args, config::ProcessEnvironment);
   if (!parsed) return Refuse(parsed.error().what);
   if (parsed->help) {
     std::fputs(config::Help(schema).c_str(), stdout);

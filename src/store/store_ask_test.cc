@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/metrics.h"
 #include "terrace/store.h"
+#include "tests/support/forwarding_tier.h"
 #include "tests/support/memory_tier.h"
 
 namespace terrace {
@@ -20,9 +21,9 @@ constexpr uint64_t kChunkBytes = 10'000;
 TimePoint Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(30); }  // A failure, not a measure.
 
 // Holds frames of "others": Contains does not know them before Probe was answered.
-class AskedTier final : public Tier {
+class AskedTier final : public ForwardingTier {
  public:
-  explicit AskedTier(std::unique_ptr<MemoryTier> inner) : inner_(std::move(inner)) {
+  explicit AskedTier(std::unique_ptr<MemoryTier> inner) : ForwardingTier(std::move(inner)) {
     info_ = inner_->info();
     info_.asks = true;
   }
@@ -43,18 +44,7 @@ class AskedTier final : public Tier {
     }
     Answer(keys, done);
   }
-  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
-    inner_->Load(std::move(items), deadline, std::move(done));
-  }
-  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
-    inner_->Save(std::move(items), std::move(done));
-  }
-  void Erase(std::span<const Digest> keys) override { inner_->Erase(keys); }
-  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
-  TierStats stats() const override { return inner_->stats(); }
-  CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
-
-  MemoryTier& inner() { return *inner_; }
+  MemoryTier& inner() { return static_cast<MemoryTier&>(*inner_); }
   void Hold() {
     std::lock_guard lock(mutex_);
     hold_ = true;
@@ -85,7 +75,6 @@ class AskedTier final : public Tier {
     done(trouble);
   }
 
-  const std::unique_ptr<MemoryTier> inner_;
   TierInfo info_;
   mutable std::mutex mutex_;
   bool hold_ = false;  // Guarded by mutex_, as all below.

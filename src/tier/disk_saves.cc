@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "chunk/frame.h"
 #include "tier/disk_pieces.h"
@@ -27,14 +26,6 @@ constexpr std::chrono::milliseconds kTrimRetry{100};  // When all frames that co
 constexpr std::chrono::seconds kFullRetry{1};
 
 SaveResult Declined(Reason reason) { return {.outcome = Outcome::kDeclined, .reason = reason}; }
-
-SegmentHashes HashAt(std::span<const std::byte> payload, uint64_t segment_bytes) {
-  SegmentHashes hashes;
-  for (uint64_t at = 0; at < payload.size(); at += segment_bytes) {
-    hashes.push_back(Xxh3_64(payload.subspan(at, std::min<uint64_t>(segment_bytes, payload.size() - at))));
-  }
-  return hashes;
-}
 
 }  // namespace
 
@@ -330,11 +321,9 @@ void DiskSaves::Write(const JobPtr& job) {
   const SaveItem& item = job->item;
   job->scratch = std::make_unique<DiskScratch>();
 
-  const uint64_t segment_bytes = FrameSegmentBytes(item.payload.size());
-  const bool given =
-      item.hashes && segment_bytes == kSegmentBytes && item.hashes->size() == DiskPieceCount(item.payload.size());
+  const bool given = item.hashes && item.hashes->size() == DiskPieceCount(item.payload.size());
   job->scratch->header =
-      EncodeFrameHeader(item.info, deps_.clock.WallNs(), given ? *item.hashes : HashAt(item.payload, segment_bytes));
+      EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, given ? item.hashes.get() : nullptr);
   const size_t tail = DiskTailBytes(item.payload.size());
   if (tail > 0) std::memcpy(job->scratch->tail.data(), item.payload.data() + item.payload.size() - tail, tail);
 

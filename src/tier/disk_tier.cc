@@ -98,7 +98,7 @@ class DiskTier final : public Tier {
 
 DiskTier::DiskTier(const DiskTierOptions& options, const DiskTierDeps& deps, std::unique_ptr<DiskIo> own_io)
     : deps_(deps),
-      info_{.name = kTierName, .durable = true, .shared = false, .best_in_flight = kDiskPiecesMax},
+      info_(DiskTierInfo()),
       own_io_(std::move(own_io)),
       io_(deps.io ? *deps.io : *own_io_),
       dir_({.root = options.directory,
@@ -310,6 +310,10 @@ void DiskTier::Recovered() {
 }
 
 }  // namespace
+
+TierInfo DiskTierInfo() {
+  return {.name = kTierName, .durable = true, .shared = false, .best_in_flight = kDiskPiecesMax};
+}
 
 Result<std::unique_ptr<Tier>> OpenDiskTier(const DiskTierOptions& options, const DiskTierDeps& deps) {
   if (options.bytes_max == 0) return Fail(Code::kInvalid, "disk: a cap of 0 bytes: say how much may be kept");

@@ -59,6 +59,8 @@ struct DiskTierDeps {
   Executor* background = nullptr;  // Reads the index. The same.
 };
 
+TierInfo DiskTierInfo();  // Of every disk tier, open or not yet.
+
 // Fails if the directory is missing, is none, can't be written, belongs to another kind of tier or format version, or
 // is held by another process; the error is one line that says the remedy.
 Result<std::unique_ptr<Tier>> OpenDiskTier(const DiskTierOptions& options, const DiskTierDeps& deps);

@@ -168,7 +168,7 @@ S3Tier::S3Tier(std::unique_ptr<s3::ObjectStore> store, const S3TierOptions& opti
     : store_(std::move(store)),
       options_(options),
       deps_(deps),
-      info_{.name = kTierName, .durable = true, .shared = true, .asks = true, .best_in_flight = store_->parallel()},
+      info_(S3TierInfo(store_->parallel())),
       root_(s3::WithPrefix(store_->endpoint(), "frames/")),
       load_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
                                              {{"tier", kTierName}, {"operation", "load"}})),
@@ -470,17 +470,7 @@ void S3Tier::Inspect(const SavingPtr& saving) {
 void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   const SaveItem& item = saving->item;
   const uint64_t bytes = item.payload.size();
-  if (FrameSegmentBytes(bytes) == kSegmentBytes) {
-    saving->header =
-        EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.hashes ? *item.hashes : HashSegments(item.payload));
-  } else {
-    SegmentHashes hashes;
-    const uint64_t segment = FrameSegmentBytes(bytes);
-    for (uint64_t at = 0; at < bytes; at += segment) {
-      hashes.push_back(Xxh3_64(item.payload.subspan(at, std::min<uint64_t>(segment, bytes - at))));
-    }
-    saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), hashes);
-  }
+  saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, item.hashes.get());
   saving->padding.assign(PaddedBytes(bytes) - bytes, std::byte{0});
   s3::PutRequest request{.key = KeyName(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
   request.body = {saving->header, item.payload};
@@ -741,6 +731,10 @@ CloseReport S3Tier::Close(TimePoint deadline) {
 }
 
 }  // namespace
+
+TierInfo S3TierInfo(size_t parallel) {
+  return {.name = kTierName, .durable = true, .shared = true, .asks = true, .best_in_flight = parallel};
+}
 
 Result<std::unique_ptr<Tier>> OpenS3Tier(std::unique_ptr<s3::ObjectStore> store, const S3TierOptions& options,
                                          const S3TierDeps& deps) {

@@ -48,6 +48,8 @@ struct S3TierDeps {
   Metrics& metrics;
 };
 
+TierInfo S3TierInfo(size_t parallel);  // Of every s3 tier, open or not yet. `parallel`: calls at once, at most.
+
 // Asks the bucket: may we list, read and write below the prefix, and is it of our format? Blocks. The error is one line
 // that says what was attempted, what happened and the remedy.
 Result<std::unique_ptr<Tier>> OpenS3Tier(const s3::ClientOptions& client, const S3TierOptions& options,

@@ -55,14 +55,6 @@ bool SameFile(const FileStat& a, const FileStat& b) {
   return a.device == b.device && a.inode == b.inode && a.mtime_ns == b.mtime_ns && a.bytes == b.bytes;
 }
 
-SegmentHashes HashAt(std::span<const std::byte> payload, uint64_t segment_bytes) {
-  SegmentHashes hashes;
-  for (uint64_t at = 0; at < payload.size(); at += segment_bytes) {
-    hashes.push_back(Xxh3_64(payload.subspan(at, std::min<uint64_t>(segment_bytes, payload.size() - at))));
-  }
-  return hashes;
-}
-
 FrameProof NotKnown(Error error) { return {.reason = Reason::kUnavailable, .error = std::move(error)}; }
 FrameProof Defect(Reason reason) { return {.reason = reason, .set_aside = true}; }
 
@@ -299,13 +291,7 @@ uint64_t SharedFsDir::RemoveLeft() {
 
 Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<const std::byte> payload,
                                            const SegmentHashes* hashes, const std::function<bool()>& stop, bool& left) {
-  const uint64_t segment_bytes = FrameSegmentBytes(payload.size());
-  SegmentHashes own;
-  if (!hashes || segment_bytes != kSegmentBytes) {
-    own = HashAt(payload, segment_bytes);
-    hashes = &own;
-  }
-  const FrameHeader header = EncodeFrameHeader(info, clock_.WallNs(), *hashes);
+  const FrameHeader header = EncodeFrameHeader(info, clock_.WallNs(), payload, hashes);
   return WriteWhole(
       [&](File& file) -> Result<void> {
         Result<void> done = file.WriteAt(0, header);

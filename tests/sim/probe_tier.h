@@ -12,10 +12,11 @@
 #include "base/assert.h"
 #include "terrace/tier.h"
 #include "tests/sim/oracle.h"
+#include "tests/support/forwarding_tier.h"
 
 namespace terrace::sim {
 
-class ProbeTier final : public Tier {
+class ProbeTier final : public ForwardingTier {
  public:
   struct Counts {
     uint64_t loads = 0, loads_settled = 0, hits = 0;
@@ -29,15 +30,12 @@ class ProbeTier final : public Tier {
   };
   // `who` names the node's life.
   ProbeTier(std::unique_ptr<Tier> inner, std::string who, Oracle& oracle, Watch watch)
-      : inner_(std::move(inner)),
+      : ForwardingTier(std::move(inner)),
         who_(std::move(who) + "/" + inner_->info().name),
         oracle_(oracle),
         watch_(std::move(watch)) {}
 
   const Counts& counts() const { return counts_; }
-
-  const TierInfo& info() const override { return inner_->info(); }
-  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override { inner_->Contains(keys, present); }
 
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
     counts_.loads += items.size();
@@ -73,9 +71,6 @@ class ProbeTier final : public Tier {
     for (const Digest& key : keys) watch_.erase_is_asked(key);
     inner_->Erase(keys);
   }
-  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
-  TierStats stats() const override { return inner_->stats(); }
-  CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
 
  private:
   template <class R, class Check>
@@ -89,7 +84,6 @@ class ProbeTier final : public Tier {
     });
   }
 
-  const std::unique_ptr<Tier> inner_;
   const std::string who_;
   Oracle& oracle_;
   const Watch watch_;

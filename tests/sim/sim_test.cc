@@ -30,6 +30,7 @@
 #include <utility>
 
 #include "tests/sim/simulation.h"
+#include "tests/support/forwarding_tier.h"
 
 // A run that is cut short, by a deadlock or a death, leaves its fibers and what their stacks hold: no leak of the
 // product.
@@ -104,26 +105,6 @@ TEST(SimulationSeed, N444AnAbsentDirectoryIsLookedForAgain) { Holds(444); }
 
 // --- Would it see it? A tier with a fault of the kind that nobody may have, in a run that is right without it.
 
-class Broken : public Tier {
- public:
-  explicit Broken(std::unique_ptr<Tier> inner) : inner_(std::move(inner)) {}
-  const TierInfo& info() const override { return inner_->info(); }
-  void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override { inner_->Contains(keys, present); }
-  void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
-    inner_->Load(std::move(items), deadline, std::move(done));
-  }
-  void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
-    inner_->Save(std::move(items), std::move(done));
-  }
-  void Erase(std::span<const Digest> keys) override { inner_->Erase(keys); }
-  Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
-  TierStats stats() const override { return inner_->stats(); }
-  CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
-
- protected:
-  const std::unique_ptr<Tier> inner_;
-};
-
 template <class T>
 std::string WhatIsFound() {
   constexpr uint64_t kSeed = 1;
@@ -144,9 +125,9 @@ std::string WhatIsFoundOnDisk() {
   return report.failure;
 }
 
-class DeliversWrongBytes final : public Broken {
+class DeliversWrongBytes final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override {
     const std::span<std::byte> into = items[0].into;
     inner_->Load(std::move(items), deadline, std::make_shared<LoadBatch>(1, [into, done](size_t, const LoadResult& r) {
@@ -159,9 +140,9 @@ TEST(SimulationSees, WrongBytes) {
   EXPECT_THAT(WhatIsFound<DeliversWrongBytes>(), testing::HasSubstr("delivers wrong bytes"));
 }
 
-class ForgetsToSave final : public Broken {
+class ForgetsToSave final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Save(std::vector<SaveItem>, std::shared_ptr<SaveBatch> done) override {
     done->Settle(0, {.outcome = Outcome::kHit});
   }
@@ -174,9 +155,9 @@ TEST(SimulationSees, ASaveOnDiskThatWasNone) {
   EXPECT_THAT(WhatIsFoundOnDisk<ForgetsToSave>(), testing::HasSubstr("settles a save as hit that never had its name"));
 }
 
-class ForgetsWhatItHas final : public Broken {
+class ForgetsWhatItHas final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
     inner_->Contains(keys, present);
     for (size_t i = 0; i < keys.size(); ++i) present[i] = present[i] && keys[i].bytes[1] % 4 != 0;
@@ -186,9 +167,9 @@ TEST(SimulationSees, AFrameOnDiskThatIsForgotten) {
   EXPECT_THAT(WhatIsFoundOnDisk<ForgetsWhatItHas>(), testing::HasSubstr("has a frame that the tier does not find"));
 }
 
-class CountsWrong final : public Broken {
+class CountsWrong final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   TierStats stats() const override {
     TierStats stats = inner_->stats();
     stats.bytes += 4096;
@@ -199,9 +180,9 @@ TEST(SimulationSees, BytesOnDiskThatAreNotThere) {
   EXPECT_THAT(WhatIsFoundOnDisk<CountsWrong>(), testing::HasSubstr("and the tier counts"));
 }
 
-class NeverAnswers final : public Broken {
+class NeverAnswers final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     if (++saves_ != 5) inner_->Save(std::move(items), std::move(done));
   }
@@ -214,9 +195,9 @@ TEST(SimulationSees, AnItemThatIsNeverSettled) {
 }
 
 // Says of everything that it is there, so children are written before their parents.
-class ClaimsEverything final : public Broken {
+class ClaimsEverything final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
     inner_->Contains(keys, present);
     if (keys.size() == 2) present[1] = 1;  // The write-behind's question for a chunk and its parent.
@@ -230,9 +211,9 @@ TEST(SimulationSees, AChildBeforeItsParent) {
   EXPECT_THAT(WhatIsFound<ClaimsEverything>(), testing::HasSubstr("before its parent"));
 }
 
-class ErasesOthersFrames final : public Broken {
+class ErasesOthersFrames final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     const Digest key = items[0].info.key;
     inner_->Save(std::move(items), std::make_shared<SaveBatch>(1, [this, key, done](size_t, const SaveResult& r) {
@@ -248,9 +229,9 @@ TEST(SimulationSees, ARightFrameTakenAway) {
   EXPECT_THAT(WhatIsFound<ErasesOthersFrames>(), testing::HasSubstr("removes a right frame that nobody erased"));
 }
 
-class BlocksItsCaller final : public Broken {
+class BlocksItsCaller final : public ForwardingTier {
  public:
-  using Broken::Broken;
+  using ForwardingTier::ForwardingTier;
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
     if (++calls_ % 50 == 0) (void)inner_->Scan("", 1);
     inner_->Contains(keys, present);

@@ -1,0 +1,14 @@
+// Small things with text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace terrace {
+
+std::string Lower(std::string_view text);                   // ASCII.
+std::string_view Trimmed(std::string_view text);            // Without blanks at either end.
+std::vector<std::string> SplitList(std::string_view text);  // By commas, trimmed, without empty items.
+
+}  // namespace terrace
