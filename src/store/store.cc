@@ -578,7 +578,10 @@ void StoreImpl::Commit(SaveSlot slot) {
 
 // A tier that was away, or emptied, lacks ancestors of what comes now: those that RAM has go first.
 void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
-  std::vector<RamLease> chain = {std::move(lease)};
+  const auto item = [](RamLease from) {
+    return SaveItem{.info = from.info, .payload = from.bytes, .owner = from.pin, .hashes = from.hashes};
+  };
+  std::vector<SaveItem> chain = {item(std::move(lease))};
   for (;;) {
     const FrameInfo& last = chain.back().info;
     if (last.parent == last.space || lower.write_behind->Has(last.parent)) break;
@@ -587,14 +590,10 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
     if (present) break;
     std::optional<RamLease> parent = ram_->Acquire(last.parent);
     if (!parent) break;
-    chain.push_back(*std::move(parent));
+    chain.push_back(item(*std::move(parent)));
   }
-  // What follows a chunk that is refused would be refused, too: one chunk offered counts as one dropped.
-  for (bool taken = true; taken && !chain.empty(); chain.pop_back()) {
-    RamLease& next = chain.back();
-    taken = lower.write_behind->Enqueue(
-        {.info = next.info, .payload = next.bytes, .owner = next.pin, .hashes = next.hashes});
-  }
+  std::reverse(chain.begin(), chain.end());
+  lower.write_behind->EnqueueChain(std::move(chain));
 }
 
 void StoreImpl::OfferAgain(const Digest& key) {

@@ -53,31 +53,39 @@ void WriteBehind::CountDrop(Reason reason) {
 }
 
 bool WriteBehind::Enqueue(SaveItem item) {
-  const Digest asked[] = {item.info.key, item.info.parent};
-  uint8_t present[] = {0, 0};
-  tier_.Contains(asked, present);
-  if (present[0]) return true;
-  const bool parent_is_there = present[1] != 0 || item.info.parent == item.info.space;
+  std::vector<SaveItem> chain;
+  chain.push_back(std::move(item));
+  return EnqueueChain(std::move(chain));
+}
+
+bool WriteBehind::EnqueueChain(std::vector<SaveItem> chain) {
+  std::vector<Digest> asked = {chain.front().info.parent};
+  for (const SaveItem& item : chain) asked.push_back(item.info.key);
+  std::vector<uint8_t> present(asked.size());
+  tier_.Contains(asked, present);  // present[i] is of the parent of chain[i].
   std::vector<Entry> gone;
   Reason refused = Reason::kNone;
   bool bound_reached = false;
   {
     std::lock_guard lock(mutex_);
-    if (entries_.contains(item.info.key)) return true;
-    refused = WhyRefused(item.info, parent_is_there);
-    if (refused == Reason::kNone) {
-      Insert(std::move(item));
-    } else {
-      CountDrop(refused);
-      bound_reached = refused == Reason::kFull && !std::exchange(shedding_, true);
-      if (bound_reached) CutBacklog(gone);
+    for (size_t i = 0; i < chain.size() && refused == Reason::kNone; ++i) {
+      const FrameInfo& info = chain[i].info;
+      if (present[i + 1] != 0 || entries_.contains(info.key)) continue;
+      refused = WhyRefused(info, present[i] != 0 || info.parent == info.space);
+      if (refused == Reason::kNone) {
+        Insert(std::move(chain[i]));
+      } else {
+        CountDrop(refused);
+        bound_reached = refused == Reason::kFull && !std::exchange(shedding_, true);
+        if (bound_reached) CutBacklog(gone);
+      }
     }
   }
   if (bound_reached) {
     log::Warn("write_behind_full",
               {{"tier", tier_.info().name}, {"bytes_max", options_.bytes_max}, {"dropped", gone.size() + 1}});
   }
-  if (refused == Reason::kNone) Submit();
+  Submit();
   return refused == Reason::kNone;
 }
 

@@ -40,9 +40,12 @@ class WriteBehind {
   // `metrics` outlives this object and what `tier` still holds of it. No method is called once `tier` is gone.
   WriteBehind(Tier& tier, const Options& options, Metrics& metrics);
 
-  // True: the chunk is in the tier, or on its way. False: it was dropped, and counted with the reason. `item.owner`
-  // pins its bytes until the tier lets go of them.
-  bool Enqueue(SaveItem item);
+  // `chain`: chunks from the first on, each the parent of the next. They are taken together, so a child finds its
+  // parent here even if the tier has settled it since, and does not say that it has it (its reads are stopped). True:
+  // all are in the tier, or on their way. False: one was dropped, and counted with the reason; those behind it were not
+  // taken. An item's `owner` pins its bytes until the tier lets go of them.
+  bool EnqueueChain(std::vector<SaveItem> chain);
+  bool Enqueue(SaveItem item);  // A chain of one.
 
   bool Has(const Digest& key) const;  // Queued or in flight.
   uint64_t pending() const;           // Chunks queued and in flight.

@@ -19,11 +19,12 @@ class HeldTier final : public Tier {
  public:
   const TierInfo& info() const override { return info_; }
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
-    for (size_t i = 0; i < keys.size(); ++i) present[i] = stored.contains(keys[i]);
+    for (size_t i = 0; i < keys.size(); ++i) present[i] = !reads_stopped && stored.contains(keys[i]);
   }
   void Load(std::vector<LoadItem>, TimePoint, std::shared_ptr<LoadBatch>) override { FAIL(); }
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     for (size_t i = 0; i < items.size(); ++i) held.push_back({std::move(items[i]), done, i});
+    if (settles_at_once) SettleNext(Outcome::kHit);
   }
   void Erase(std::span<const Digest>) override {}
   Result<ScanPage> Scan(const std::string&, size_t) override { return ScanPage{}; }
@@ -47,6 +48,8 @@ class HeldTier final : public Tier {
     std::shared_ptr<SaveBatch> done;
     size_t index;
   };
+  bool reads_stopped = false;  // As behind a guard: nothing is said to be here.
+  bool settles_at_once = false;
   std::vector<Held> held;
   std::set<Digest> stored;
   std::vector<Digest> order;
@@ -97,6 +100,22 @@ TEST_F(WriteBehindTest, AChildWaitsForItsParent) {
   EXPECT_EQ(tier.order, (std::vector{Key(1, 0), Key(1, 1), Key(1, 2)}));
   EXPECT_EQ(queue.pending(), 0u);
   EXPECT_EQ(queue.bytes(), 0u);
+}
+
+TEST_F(WriteBehindTest, AChainIsTakenWholeWhateverTheTierSaysOfItsParents) {
+  tier.reads_stopped = tier.settles_at_once = true;
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 8}, metrics);
+  EXPECT_TRUE(queue.EnqueueChain({Item(1, 0), Item(1, 1), Item(1, 2)}));
+  EXPECT_EQ(tier.order, (std::vector{Key(1, 0), Key(1, 1), Key(1, 2)}));
+  EXPECT_EQ(Dropped(Reason::kParentMissing), 0u);
+}
+
+TEST_F(WriteBehindTest, WhatFollowsTheFirstOfAChainThatIsRefusedCountsNotAgain) {
+  WriteBehind queue(tier, {.bytes_max = 250, .in_flight_max = 1}, metrics);
+  EXPECT_FALSE(queue.EnqueueChain({Item(1, 0), Item(1, 1), Item(1, 2), Item(1, 3), Item(1, 4)}));
+  EXPECT_EQ(Dropped(Reason::kFull), 1u);
+  EXPECT_EQ(Dropped(Reason::kParentMissing), 0u);
+  EXPECT_EQ(queue.bytes(), 200u);
 }
 
 TEST_F(WriteBehindTest, ChainsGoSideBySideUpToTheBound) {
