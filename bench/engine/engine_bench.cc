@@ -17,12 +17,12 @@
 #include <thread>
 
 #include "base/hash.h"
-#include "base/metrics.h"
 #include "bench/harness.h"
 #include "chunk/frame.h"
 #include "engine/kv_bridge.h"
 #include "engine/model.h"
 #include "llama.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "tier/shared_fs_tier.h"
 

@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "bench/store/fio.h"
 #include "bench/store/frames.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "tier/disk_tier.h"
 
 namespace terrace::bench {

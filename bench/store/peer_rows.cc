@@ -5,9 +5,9 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "bench/store/frames.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "tier/disk_tier.h"
 #include "tier/ram_tier.h"

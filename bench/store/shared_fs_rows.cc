@@ -9,10 +9,10 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "bench/store/frames.h"
 #include "chunk/frame.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace::bench {

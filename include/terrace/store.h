@@ -121,7 +121,7 @@ struct StoreOptions {
   Executor* executor = nullptr;
 };
 
-// `tiers` from fastest to slowest. The store owns them. `metrics` outlives it.
+// `tiers` from fastest to slowest; none: RAM alone. The store owns them. `metrics` (terrace/metrics.h) outlives it.
 Result<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, std::vector<std::unique_ptr<Tier>> tiers,
                                          Metrics& metrics);
 

@@ -1,4 +1,4 @@
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 
 #include <algorithm>
 #include <charconv>

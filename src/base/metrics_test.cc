@@ -1,6 +1,6 @@
 // Would catch: an exposition that Prometheus refuses (escaping, HELP or TYPE twice, buckets not cumulative), two
 // objects for one metric, lost counts, a callback run under the registry's lock.
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 
 #include <gtest/gtest.h>
 

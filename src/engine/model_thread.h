@@ -17,12 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/metrics.h"
 #include "chunk/weights.h"
 #include "engine/generation.h"
 #include "engine/kv_bridge.h"
 #include "engine/model.h"
 #include "engine/resident.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 
 namespace terrace::engine {

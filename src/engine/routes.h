@@ -7,12 +7,12 @@
 #include <string>
 #include <variant>
 
-#include "base/metrics.h"
 #include "chunk/weights.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
 #include "http/server.h"
 #include "openai/types.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 
 namespace terrace::engine {

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "http/proxy.h"
 #include "router/body.h"
 #include "router/options.h"
+#include "terrace/metrics.h"
 
 namespace terrace::router {
 

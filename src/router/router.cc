@@ -10,11 +10,11 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/metrics.h"
 #include "http/server.h"
 #include "router/fleet.h"
 #include "router/options.h"
 #include "router/routes.h"
+#include "terrace/metrics.h"
 
 namespace terrace {
 namespace {

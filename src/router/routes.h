@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "base/metrics.h"
 #include "http/proxy.h"
 #include "http/server.h"
 #include "router/fleet.h"
+#include "terrace/metrics.h"
 
 namespace terrace::router {
 

@@ -17,10 +17,10 @@
 #include <string>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "io/http_client.h"
 #include "s3/credentials.h"
 #include "s3/object_store.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 
 namespace terrace::s3 {

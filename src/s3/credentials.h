@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "io/http_client.h"
 #include "s3/sigv4.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 
 namespace terrace::s3 {

@@ -12,8 +12,8 @@
 #include "base/executor.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/metrics.h"
 #include "store/write_behind.h"
+#include "terrace/metrics.h"
 #include "tier/ram_tier.h"
 
 namespace terrace {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/hash.h"
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "tests/support/forwarding_tier.h"
 #include "tests/support/memory_tier.h"

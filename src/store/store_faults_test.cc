@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "tests/support/memory_tier.h"
 #include "tests/support/step_executor.h"

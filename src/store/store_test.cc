@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "tests/support/memory_tier.h"
 
 namespace terrace {

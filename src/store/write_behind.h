@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "terrace/tier.h"
 
 namespace terrace {

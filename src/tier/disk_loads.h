@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "io/disk_io.h"
+#include "terrace/metrics.h"
 #include "terrace/tier.h"
 #include "tier/disk_dir.h"
 #include "tier/disk_index.h"

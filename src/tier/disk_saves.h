@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "io/disk_io.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "terrace/tier.h"
 #include "tier/disk_dir.h"
 #include "tier/disk_index.h"

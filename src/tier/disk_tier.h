@@ -29,9 +29,9 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
-#include "base/metrics.h"
 #include "io/disk_io.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
 

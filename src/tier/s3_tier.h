@@ -23,9 +23,9 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "s3/client.h"
 #include "s3/object_store.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "tier/shared_fs_dir.h"
 #include "tier/shared_fs_index.h"
 

@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "chunk/frame.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
 

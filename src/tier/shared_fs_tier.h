@@ -29,8 +29,8 @@
 
 #include "base/clock.h"
 #include "base/executor.h"
-#include "base/metrics.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
 #include "tier/shared_fs_collector.h"

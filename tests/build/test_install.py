@@ -16,12 +16,17 @@ target_compile_options(outside PRIVATE -Wall)
 target_link_libraries(outside PRIVATE terrace::store)
 """
 
-# An unused variable: a warning here, which would be an error if our developer flags came along.
+# A store in process, RAM alone: one chunk in and out again. The unused variable is a warning here, which would be an
+# error if our developer flags came along.
 PROGRAM = """
-#include <cstdio>
 #include <terrace/key.h>
+#include <terrace/metrics.h>
 #include <terrace/store.h>
 #include <terrace/version.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
 
 int main() {
   int unused;
@@ -29,7 +34,31 @@ int main() {
   terrace::KeyChain chain(space, 2);
   const int32_t tokens[] = {1, 2, 3, 4, 5};
   chain.Extend(tokens);
-  std::printf("%s %zu %s\\n", terrace::kVersion, chain.keys().size(), terrace::ReasonName(terrace::Reason::kDamaged));
+
+  terrace::Metrics metrics;
+  auto store = terrace::OpenStore({.ram_bytes_max = 64 << 20}, {}, metrics);
+  if (!store) return 1;
+  terrace::FrameInfo info;
+  info.space = space;
+  info.key = chain.keys()[0];
+  info.parent = chain.parent(0);
+  info.token_count = 2;
+  info.payload_bytes = 5;
+  auto slot = (*store)->BeginSave(info);
+  if (!slot) return 2;
+  std::memcpy(slot->bytes.data(), "bytes", 5);
+  (*store)->Commit(std::move(*slot));
+
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  terrace::LoadJob::Item item;
+  while (item.outcome != terrace::Outcome::kHit) {  // The chunk shows once it is hashed, in the background.
+    if (std::chrono::steady_clock::now() > deadline) return 3;
+    item = (*store)->Load(space, {chain.keys().data(), 1}, info.payload_bytes, deadline)->Wait(0, deadline);
+  }
+  std::printf("%s %zu %s %.*s %d\\n", terrace::kVersion, chain.keys().size(),
+              terrace::ReasonName(terrace::Reason::kDamaged), static_cast<int>(item.lease.bytes.size()),
+              reinterpret_cast<const char*>(item.lease.bytes.data()),
+              metrics.Text().find("terrace_") != std::string::npos);
 }
 """
 
@@ -49,7 +78,7 @@ def test_an_outside_project_finds_and_links_the_installed_package(tmp_path):
     (source / "main.cc").write_text(PROGRAM)
     run("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", build)
-    assert run(build / "outside") == "0.1.0 2 damaged\n"
+    assert run(build / "outside") == "0.1.0 2 damaged bytes 1\n"
 
 
 def test_every_public_header_is_installed(tmp_path):

@@ -3,7 +3,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "tests/contract/tier_contract.h"
 #include "tests/support/s3_servers.h"
 #include "tier/guard_tier.h"

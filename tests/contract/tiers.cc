@@ -3,8 +3,8 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "base/metrics.h"
 #include "io/file_io.h"
+#include "terrace/metrics.h"
 #include "tests/contract/tier_contract.h"
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"

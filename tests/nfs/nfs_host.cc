@@ -42,7 +42,7 @@
 #include "base/clock.h"
 #include "base/executor.h"
 #include "base/log.h"
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "tests/nfs/frames.h"
 #include "tests/support/faulty_file_io.h"
 #include "tier/guard_tier.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/metrics.h"
+#include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/plan.h"
