@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "terrace/key.h"
@@ -28,6 +29,7 @@ struct Lease {
   std::span<const std::byte> bytes;
   FrameInfo info;
   std::shared_ptr<const void> pin;
+  std::shared_ptr<const SegmentHashes> hashes;  // Of the bytes, at kSegmentBytes.
 };
 
 struct PrefixHit {
@@ -50,6 +52,15 @@ class LoadJob {
   // Item i, or a miss with kTimeout at the deadline (it may be asked again). A hit is handed out once. After a miss the
   // engine computes from there on.
   virtual Item Wait(size_t i, TimePoint deadline) = 0;
+  // True: Wait(i) would not block now. False: `later` runs once, when it is worth asking again, on any thread, with no
+  // lock held; quick. Not at the deadline: that is the caller's to watch. Items in order, as for Wait.
+  virtual bool ReadyOr(size_t i, std::function<void()> later) = 0;
+};
+
+// The memory that all leases lie in, for those who share it with other processes.
+struct RamMemory {
+  int fd = -1;  // A memfd; stays the store's.
+  std::span<const std::byte> bytes;
 };
 
 // Room in RAM for one chunk that the engine is about to write.
@@ -94,10 +105,15 @@ class Store {
   virtual Result<SaveSlot> BeginSave(const FrameInfo& info) = 0;
   virtual bool Needs(const Digest& key) = 0;  // False: RAM and all lower tiers have it, or it is on its way.
   // The bytes are written: hashes them in the background, makes them visible in RAM and queues them for the lower
-  // tiers.
-  virtual void Commit(SaveSlot slot) = 0;
+  // tiers. `done` then says whether the chunk is visible; on any thread, quick.
+  virtual void Commit(SaveSlot slot, std::function<void(bool visible)> done) = 0;
+  void Commit(SaveSlot slot) {
+    Commit(std::move(slot), [](bool) {});
+  }
 
   virtual TierStats ram_stats() const = 0;
+  virtual TierStats tier_stats(size_t tier) const = 0;  // By index into tier_names().
+  virtual RamMemory ram_memory() const = 0;
 
   struct Health {
     bool degraded = false;

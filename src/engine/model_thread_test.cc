@@ -75,8 +75,12 @@ class BendingStore final : public Store {
   void ExpectChunks(uint64_t payload_bytes) override { inner_->ExpectChunks(payload_bytes); }
   Result<SaveSlot> BeginSave(const FrameInfo& info) override { return inner_->BeginSave(info); }
   bool Needs(const Digest& key) override { return inner_->Needs(key); }
-  void Commit(SaveSlot slot) override { inner_->Commit(std::move(slot)); }
+  void Commit(SaveSlot slot, std::function<void(bool)> done) override {
+    inner_->Commit(std::move(slot), std::move(done));
+  }
   TierStats ram_stats() const override { return inner_->ram_stats(); }
+  TierStats tier_stats(size_t tier) const override { return inner_->tier_stats(tier); }
+  RamMemory ram_memory() const override { return inner_->ram_memory(); }
   Health health() const override { return inner_->health(); }
   uint64_t pending_saves() const override { return inner_->pending_saves(); }
   CloseReport Close(TimePoint deadline) override { return inner_->Close(deadline); }
@@ -96,6 +100,7 @@ class BendingStore final : public Store {
       }
       return item;
     }
+    bool ReadyOr(size_t i, std::function<void()> later) override { return inner_->ReadyOr(i, std::move(later)); }
 
    private:
     const BendingStore& store_;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "base/assert.h"
 #include "base/executor.h"
@@ -35,14 +36,25 @@ constexpr uint64_t kReadyStepBytes = 16 << 20;  // Other work of the store's thr
 struct Flight {
   std::mutex mutex;
   std::condition_variable landed;
-  std::optional<LoadJob::Item> item;  // Guarded by mutex; set once.
+  std::optional<LoadJob::Item> item;           // Guarded by mutex; set once.
+  std::vector<std::function<void()>> to_tell;  // Guarded by mutex; empty once it has landed.
 
   void Land(LoadJob::Item result) {
+    std::vector<std::function<void()>> told;
     {
       std::lock_guard lock(mutex);
       item = std::move(result);
+      told.swap(to_tell);
     }
     landed.notify_all();
+    for (const auto& tell : told) tell();
+  }
+  // Nothing: it has not landed, and `tell` runs when it does.
+  std::optional<Reason> LandedOr(std::function<void()> tell) {
+    std::lock_guard lock(mutex);
+    if (item) return item->reason;
+    to_tell.push_back(std::move(tell));
+    return std::nullopt;
   }
   std::optional<LoadJob::Item> Wait(TimePoint deadline) {
     std::unique_lock lock(mutex);
@@ -93,8 +105,13 @@ class StoreImpl final : public Store {
   void ExpectChunks(uint64_t payload_bytes) override;
   Result<SaveSlot> BeginSave(const FrameInfo& info) override;
   bool Needs(const Digest& key) override;
-  void Commit(SaveSlot slot) override;
+  using Store::Commit;
+  void Commit(SaveSlot slot, std::function<void(bool)> done) override;
   TierStats ram_stats() const override { return ram_->stats(); }
+  TierStats tier_stats(size_t tier) const override {
+    return tier == kRam ? ram_->stats() : lower_[tier - 1].tier->stats();
+  }
+  RamMemory ram_memory() const override { return ram_->memory(); }
   Health health() const override;
   uint64_t pending_saves() const override;
   CloseReport Close(TimePoint deadline) override;
@@ -220,6 +237,22 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     return Counted(*std::move(item));
   }
 
+  bool ReadyOr(size_t i, std::function<void()> later) override {
+    std::unique_lock lock(mutex_);
+    if (i >= known_ && asking_) {
+      to_tell_.push_back(std::move(later));
+      return false;
+    }
+    if (i >= known_) LookAgain();
+    if (i >= known_) return true;
+    Advance(i);
+    if (!flights_[i]) return true;
+    const std::optional<Reason> landed = flights_[i]->LandedOr(later);
+    if (landed != Reason::kTimeout || std::chrono::steady_clock::now() >= deadline_) return landed.has_value();
+    flights_[i] = store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);  // As in Wait.
+    return flights_[i]->LandedOr(std::move(later)).has_value();
+  }
+
  private:
   // Each answer is one hit, or one miss with its reason: not each flight, which several jobs may share.
   Item Counted(Item item) {
@@ -227,14 +260,17 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     return item;
   }
   void Asked(Reason trouble) {
+    std::vector<std::function<void()>> told;
     {
       std::lock_guard lock(mutex_);
       asking_ = false;
       trouble_ = trouble;
       LookAgain();
       Advance(next_ == 0 ? 0 : next_ - 1);
+      told.swap(to_tell_);
     }
     asked_.notify_all();
+    for (const auto& tell : told) tell();
   }
   void LookAgain() {
     const PrefixHit more = store_.Lookup(std::span(keys_).subspan(known_));
@@ -257,14 +293,15 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
   const uint64_t payload_bytes_;
   const TimePoint deadline_;
   std::mutex mutex_;
-  std::vector<FlightPtr> flights_;          // Guarded by mutex_. Null before it is begun and after it was taken.
-  size_t next_ = 0;                         // Guarded by mutex_. First not begun.
-  size_t heads_dropped_ = 0;                // Guarded by mutex_. Consumed chunks that were looked at to make room.
-  std::condition_variable asked_;           // asking_ became false.
-  size_t known_;                            // Guarded by mutex_. Keys that may be begun.
-  bool asking_ = false;                     // Guarded by mutex_. More may become known.
-  Reason trouble_ = Reason::kNone;          // Guarded by mutex_. Why a tier could not be asked.
-  Reason why_unknown_ = Reason::kNotFound;  // Guarded by mutex_. Of the first that is not known.
+  std::vector<FlightPtr> flights_;              // Guarded by mutex_. Null before it is begun and after it was taken.
+  size_t next_ = 0;                             // Guarded by mutex_. First not begun.
+  size_t heads_dropped_ = 0;                    // Guarded by mutex_. Consumed chunks that were looked at to make room.
+  std::condition_variable asked_;               // asking_ became false.
+  size_t known_;                                // Guarded by mutex_. Keys that may be begun.
+  bool asking_ = false;                         // Guarded by mutex_. More may become known.
+  std::vector<std::function<void()>> to_tell_;  // Guarded by mutex_. When asking_ has become false.
+  Reason trouble_ = Reason::kNone;              // Guarded by mutex_. Why a tier could not be asked.
+  Reason why_unknown_ = Reason::kNotFound;      // Guarded by mutex_. Of the first that is not known.
 };
 
 StoreImpl::StoreImpl(const StoreOptions& options, std::unique_ptr<RamTier> ram,
@@ -554,19 +591,23 @@ Result<SaveSlot> StoreImpl::BeginSave(const FrameInfo& info) {
   return slot;
 }
 
-void StoreImpl::Commit(SaveSlot slot) {
+void StoreImpl::Commit(SaveSlot slot, std::function<void(bool)> done) {
   const Digest key = slot.info.key;
+  bool closed = false;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return;
-    committing_.insert(key);
+    closed = closed_;
+    if (!closed) committing_.insert(key);
   }
-  background_.Post([this, key, slot = std::move(slot)] {
+  if (closed) return done(false);
+  const bool posted = background_.Post([this, key, done, slot = std::move(slot)] {
     auto hashes = std::make_shared<const SegmentHashes>(HashSegments(slot.bytes));
     RamSlot& ram_slot = *static_cast<RamSlot*>(slot.reservation.get());
-    if (std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes))) {
+    const std::optional<RamLease> lease = ram_->Commit(std::move(ram_slot), std::move(hashes));
+    if (lease) {
       for (Lower& lower : lower_) OfferBelow(lower, *lease);
     }
+    done(lease.has_value());
     TouchAhead();
     {
       std::lock_guard lock(mutex_);
@@ -574,6 +615,7 @@ void StoreImpl::Commit(SaveSlot slot) {
     }
     idle_.notify_all();
   });
+  if (!posted) done(false);
 }
 
 // A tier that was away, or emptied, lacks ancestors of what comes now: those that RAM has go first.

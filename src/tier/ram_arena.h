@@ -79,6 +79,7 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   uint64_t live_bytes() const;      // Sum of rounded_bytes of all slots.
   uint64_t resident_bytes() const;  // Live, warm and being touched ahead; never above bytes_max.
   int fd() const { return fd_; }
+  std::span<const std::byte> mapped() const { return {base_, mapped_bytes_}; }
 
  private:
   struct Place {

@@ -71,7 +71,7 @@ std::shared_ptr<RamTier::Entry> RamTier::Find(const Digest& key) const {
 }
 
 RamLease RamTier::LeaseOn(const std::shared_ptr<Entry>& entry) {
-  return {{entry->memory.bytes(), entry->info, entry}, entry->hashes};
+  return {entry->memory.bytes(), entry->info, entry, entry->hashes};
 }
 
 void RamSlot::SetInfo(const FrameInfo& info) {

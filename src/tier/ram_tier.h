@@ -64,9 +64,7 @@ class RamSlot {
   FrameInfo info_;
 };
 
-struct RamLease : Lease {
-  std::shared_ptr<const SegmentHashes> hashes;  // Of the bytes, at kSegmentBytes.
-};
+using RamLease = Lease;
 
 class RamTier final : public Tier {
  public:
@@ -97,6 +95,7 @@ class RamTier final : public Tier {
 
   // What the system holds for this tier, freed and not yet reused pages included; never above stats().bytes_max.
   uint64_t resident_bytes() const { return arena_->resident_bytes(); }
+  RamMemory memory() const { return {arena_->fd(), arena_->mapped()}; }
 
   const TierInfo& info() const override { return info_; }
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override;
