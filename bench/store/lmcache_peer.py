@@ -4,7 +4,8 @@
 {"do": "save"}            saves K new ones, and removes them: seconds until the caller may go on ("accepted", of its own
                           thread's CPU "accepted_cpu"), until all is written and synced by us ("durable"); "cpu" is
                           this process's
-{"do": "load", "warm": W} loads the K: "seconds", "cpu"; page cache as it is, or dropped before
+{"do": "load", "warm": W, "copy": C}  loads the K: "seconds", "cpu"; page cache as it is, or dropped before; into the
+                          pool, or from there on into the engine's memory
 {"do": "lookup"}          asks for the K again and again: "seconds" for one key
 {"do": "close"}
 
@@ -245,11 +246,14 @@ def save(base: Base, keys: list) -> dict:
     return {"accepted": accepted - begun, "accepted_cpu": own_cpu, "durable": durable - begun, "cpu": cpu}
 
 
-def load(base: Base, keys: list, warm: bool) -> dict:
+def load(base: Base, keys: list, warm: bool, copy: bool) -> dict:
     if not warm:
         sync(base.files(), drop=True)
     begun, cpu = time.perf_counter(), time.process_time()
     memory = base.get(keys)
+    if copy:
+        for payload, one in zip(base.source, memory, strict=True):
+            payload.copy_(one.tensor.view(-1).view(torch.int16))
     answer = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
     assert all(one is not None for one in memory), "a miss"
     base.check(memory)
@@ -283,7 +287,7 @@ def main() -> None:
                 answer = save(base, keys)
                 base.remove(keys)
             case "load":
-                answer = load(base, kept, request["warm"])
+                answer = load(base, kept, request["warm"], request["copy"])
             case "lookup":
                 answer = lookup(base, kept)
             case "close":

@@ -117,8 +117,8 @@ void PeerRows(std::vector<Row>& rows, int rounds, Peer& peer, const PeerPair& pa
   batch.NewNames();
   batch.Save(*tier, frames);
   const bool direct = pair.tier == "disk";
-  const auto ask_load = [&](bool warm) {
-    const auto answer = peer.Ask({{"do", "load"}, {"warm", warm}});
+  const auto ask_load = [&](bool warm, bool copy) {
+    const auto answer = peer.Ask({{"do", "load"}, {"warm", warm}, {"copy", copy}});
     return Sample{answer["seconds"], answer["cpu"]};
   };
   const auto drop_pages = [&] {
@@ -131,7 +131,7 @@ void PeerRows(std::vector<Row>& rows, int rounds, Peer& peer, const PeerPair& pa
     return Timed([&] { batch.Load(*tier, frames); });
   };
   for (const bool warm : {false, true}) {
-    const Turns turns = TakeTurns(rounds, [&] { return load(warm); }, [&] { return ask_load(warm); });
+    const Turns turns = TakeTurns(rounds, [&] { return load(warm); }, [&] { return ask_load(warm, false); });
     // A disk tier passes by the page cache: it reads the device each time.
     const std::string what =
         std::string("load, ") + (warm ? direct ? "peer's pages warm" : "pages warm" : "pages dropped");
@@ -139,13 +139,14 @@ void PeerRows(std::vector<Row>& rows, int rounds, Peer& peer, const PeerPair& pa
     add(what, "frames/cpu s", count, turns, 1);
   }
   if (direct) {
-    // What the page cache is to them, RAM is to us.
+    // What the page cache is to them, RAM is to us: from either into memory of the engine's own.
     auto ram = RamTier::Open({.bytes_max = 2 * frames * bytes}).value();
     batch.Save(*ram, frames);
-    const Turns turns =
-        TakeTurns(rounds, [&] { return Timed([&] { batch.Load(*ram, frames); }); }, [&] { return ask_load(true); });
-    add("load from ram above it, peer's pages warm", "GB/s", batch.gigabytes(), turns, 0);
-    add("load from ram above it, peer's pages warm", "frames/cpu s", count, turns, 1);
+    const std::string what = "load from ram into the engine, peer's pages warm";
+    const Turns turns = TakeTurns(
+        rounds, [&] { return Timed([&] { batch.Load(*ram, frames); }); }, [&] { return ask_load(true, true); });
+    add(what, "GB/s", batch.gigabytes(), turns, 0);
+    add(what, "frames/cpu s", count, turns, 1);
   }
 
   std::vector<Digest> keys;
