@@ -2,7 +2,7 @@
 //
 // A tier keeps the opaque bytes of chunks under their keys. It is a cache, so it may forget anything at any time. All
 // methods may be called from any thread. Contains, Load, Save, Erase and stats never wait for I/O: they answer from
-// memory, or take the batch and settle it later from a thread of the tier's own. Only Scan and Close block.
+// memory, or take the batch and settle it later from a thread of the tier's own. Only Scan, ProbeSave and Close block.
 //
 // Three guarantees, by name; the contract suite (tests/contract) proves them for each tier and decorator stack:
 //   whole-or-nothing  A load delivers exactly the bytes that were saved under this key and space, or it is no hit.
@@ -184,7 +184,8 @@ struct TierStats {
   uint64_t quarantined = 0;   // Frames set aside or removed as damaged since the start.
   bool index_ready = true;    // False while the first scan runs.
   bool available = true;      // False: it can't be reached now; everything is a miss with kUnavailable.
-  std::string why;            // With !available: what is wrong and since when, for people.
+  bool saving = true;         // False: no save is taken now. Says nothing of loads.
+  std::string why;            // With !available or !saving: what is wrong and since when, for people.
 };
 
 struct CloseReport {
@@ -223,6 +224,13 @@ class Tier {
 
   // Writes frames that are not there yet. A frame that exists is kept, and is a hit with `existed`.
   virtual void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) = 0;
+
+  // Would a save of a frame of that size be taken now, as far as a little I/O can tell? Writes to the medium and leaves
+  // nothing there. For whoever waits for the end of an outage. Blocks on I/O.
+  virtual Result<void> ProbeSave(uint64_t payload_bytes) {
+    static_cast<void>(payload_bytes);
+    return {};
+  }
 
   virtual void Erase(std::span<const Digest> keys) = 0;
 

@@ -657,7 +657,7 @@ Store::Health StoreImpl::health() const {
   Health health;
   for (const Lower& lower : lower_) {
     const TierStats stats = lower.tier->stats();
-    if (stats.available) continue;
+    if (stats.available && stats.saving) continue;
     health.degraded = true;
     health.why += (health.why.empty() ? "" : "; ") + lower.tier->info().name + ": " + stats.why;
   }

@@ -150,6 +150,17 @@ TEST_F(StoreTest, AnUnreadIndexAndAnUnreachableTierAreNamedAsTheReason) {
   EXPECT_EQ(store->health().why, "memory0: mount gone since 3 s");
 }
 
+TEST_F(StoreTest, ATierThatTakesNoSavesIsDegradedAndTheReasonOfNoMiss) {
+  Open();
+  const Chain chain(1, 1);
+  lower[0]->SetStats({.saving = false, .why = "saves stopped for 3 s: ENOSPC"});
+  EXPECT_EQ(store->Lookup(chain.keys).miss_reason, Reason::kNotFound);
+  const auto job = store->Load(chain.space, chain.keys, kChunkBytes, Soon());
+  EXPECT_EQ(job->Wait(0, Soon()).reason, Reason::kNotFound);
+  EXPECT_TRUE(store->health().degraded);
+  EXPECT_EQ(store->health().why, "memory0: saves stopped for 3 s: ENOSPC");
+}
+
 TEST_F(StoreTest, ManyAskersCauseOneLoadAKey) {
   Open();
   const Chain chain(1, 3);

@@ -117,6 +117,25 @@ Result<void> DiskDir::Probe() {
   return {};
 }
 
+Result<void> DiskDir::ProbeSave(uint64_t bytes, uint64_t own_bytes) {
+  const auto space = files_.FreeSpace(options_.root);
+  if (!space) return tl::unexpected(space.error());
+  if (space->free_bytes + own_bytes < bytes) {
+    return Fail(Code::kFull, options_.root + ": " + std::to_string(space->free_bytes) + " bytes free: ENOSPC", ENOSPC);
+  }
+  // No bytes, so that the cap holds; a name alone has to reach the disk, too.
+  const std::string temp = Path("tmp/probe") + std::string(kTempSuffix);
+  (void)files_.Unlink(temp);  // Of a process that was killed.
+  auto file = files_.Open(temp, OpenMode::kCreateNew, options_.file_permissions);
+  if (!file && file.error().os_error == ENOENT) return MakeLayout();  // Somebody emptied the directory.
+  if (!file) return tl::unexpected(file.error());
+  Result<void> done = (*file)->Sync();
+  const Result<void> closed = (*file)->Close();
+  if (done) done = closed;
+  const Result<void> removed = files_.Unlink(temp);
+  return done ? removed : done;
+}
+
 Result<bool> DiskDir::ReadFormat() {
   auto file = files_.Open(Path(std::string(kFormatName)), OpenMode::kRead);
   if (!file && file.error().os_error == ENOENT) return false;

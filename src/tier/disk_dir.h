@@ -36,6 +36,8 @@ class DiskDir {
   bool DirectIo() const;
   // Asks the disk, not the page cache, whether it answers.
   Result<void> Probe();
+  // Would it take so many bytes more, if `own_bytes` of those there yield? Writes a file without content.
+  Result<void> ProbeSave(uint64_t bytes, uint64_t own_bytes);
 
   const std::string& root() const { return options_.root; }
   std::string FanOutPath(size_t fan_out) const;

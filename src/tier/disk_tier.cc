@@ -44,6 +44,10 @@ class DiskTier final : public Tier {
   void Erase(std::span<const Digest> keys) override {
     for (const Digest& key : keys) saves_.Erase(key);
   }
+  Result<void> ProbeSave(uint64_t payload_bytes) override {
+    // What is ours yields to a save.
+    return dir_.ProbeSave(FrameBytes(payload_bytes), index_.bytes());
+  }
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override;
   TierStats stats() const override;
   CloseReport Close(TimePoint deadline) override;

@@ -625,6 +625,37 @@ TEST_P(DiskTierTest, AFullDiskGivesUpOldFramesForNewOnes) {
   ExpectHit(*tier_, frame);
 }
 
+// What the guard above asks while saves are stopped.
+TEST_P(DiskTierTest, AProbeSaysWhetherASaveWouldBeTakenAndLeavesNothing) {
+  if (mount("none", directory_.c_str(), "tmpfs", 0, "size=8m") != 0) GTEST_SKIP() << "may not mount";
+  Open();
+  EXPECT_TRUE(tier_->ProbeSave(4 * kMiB));
+  {
+    std::ofstream filler(directory_ + "/frames/filler");
+    filler << std::string(6 * kMiB, 'x');
+  }
+  const auto full = tier_->ProbeSave(4 * kMiB);
+  ASSERT_FALSE(full);
+  EXPECT_EQ(full.error().code, Code::kFull);
+  EXPECT_TRUE(tier_->ProbeSave(kMiB));
+  fs::remove(directory_ + "/frames/filler");
+  EXPECT_TRUE(tier_->ProbeSave(4 * kMiB));
+  // What is ours yields.
+  for (uint64_t n = 0; n < 6; ++n) ASSERT_EQ(Save(*tier_, MakeFrame(n, kMiB)).outcome, Outcome::kHit);
+  EXPECT_TRUE(tier_->ProbeSave(4 * kMiB));
+  for (const auto op : {FaultyFileIo::kOpen, FaultyFileIo::kSync, FaultyFileIo::kFreeSpace}) {
+    files_.SetRule(
+        [=](const FaultyFileIo::Call& call) -> FaultyFileIo::Verdict { return {.os_error = call.op == op ? EIO : 0}; });
+    EXPECT_FALSE(tier_->ProbeSave(kMiB));
+    files_.SetRule(nullptr);
+    EXPECT_TRUE(tier_->ProbeSave(kMiB));
+  }
+  std::ofstream(directory_ + "/tmp/probe.tmp") << "x";  // Of a process that was killed.
+  EXPECT_TRUE(tier_->ProbeSave(kMiB));
+  EXPECT_EQ(TempFiles(), 0u);
+  EXPECT_EQ(tier_->stats().frames, 6u);
+}
+
 // ---- The cap
 
 // D11.

@@ -209,6 +209,18 @@ void FaultTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> don
                spec_.save_delay);
 }
 
+// Counted apart: a probe comes at its own time, and must not move the faults of the items.
+Result<void> FaultTier::ProbeSave(uint64_t payload_bytes) {
+  const uint64_t n = save_probes_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (spec_.save_error.at == 0 && Fires(spec_.save_error, "save.error", n, {})) {
+    return tl::unexpected(Injected(Code::kIo, "save.error", {}, EIO));
+  }
+  if (spec_.save_enospc.at == 0 && Fires(spec_.save_enospc, "save.enospc", n, {})) {
+    return tl::unexpected(Injected(Code::kFull, "save.enospc", {}, ENOSPC));
+  }
+  return inner_->ProbeSave(payload_bytes);
+}
+
 TierStats FaultTier::stats() const {
   TierStats stats = inner_->stats();
   stats.quarantined += corrupted_.load(std::memory_order_relaxed);

@@ -59,6 +59,7 @@ class FaultTier final : public Tier {
   }
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
+  Result<void> ProbeSave(uint64_t payload_bytes) override;
   void Erase(std::span<const Digest> keys) override { inner_->Erase(keys); }
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
   TierStats stats() const override;
@@ -70,9 +71,10 @@ class FaultTier final : public Tier {
   bool Fires(const FaultSpec::Trigger& trigger, const char* name, uint64_t n, const Digest& key) const;
 
   const FaultSpec spec_;
-  std::atomic<uint64_t> contained_{0};  // Relaxed, as are the next three: counts.
+  std::atomic<uint64_t> contained_{0};  // Relaxed, as are the next four: counts.
   std::atomic<uint64_t> loads_{0};
   std::atomic<uint64_t> saves_{0};
+  std::atomic<uint64_t> save_probes_{0};
   std::atomic<uint64_t> corrupted_{0};
   const std::unique_ptr<Tier> inner_;
   JobSet delayed_;

@@ -78,7 +78,6 @@ struct GuardTier::PendingBatch final : Pending {
     {
       std::lock_guard lock(guard.mutex_);
       stuck = breaker.progress == progress_before;
-      if (!stuck && std::exchange(breaker.probing, false)) breaker.probe_at = guard.clock_.Now() + breaker.interval;
     }
     if (stuck) guard.Failed(breaker, "no answer in time");
   }
@@ -104,23 +103,19 @@ GuardTier::~GuardTier() {
 }
 
 // True if the call may go on to the tier below.
-bool GuardTier::Admit(Breaker& breaker, bool probe_by_call) {
+bool GuardTier::Admit(const Breaker& breaker) const {
   std::lock_guard lock(mutex_);
-  if (closed_) return false;
-  if (!breaker.open) return true;
-  if (!probe_by_call || breaker.probing || clock_.Now() < breaker.probe_at) return false;
-  breaker.probing = true;
-  return true;
+  return !closed_ && !breaker.open;
 }
 
-void GuardTier::Succeeded(Breaker& breaker, bool scanned) {
+void GuardTier::Succeeded(Breaker& breaker, bool probed) {
   std::chrono::milliseconds down{0};
   {
     std::lock_guard lock(mutex_);
     ++breaker.progress;
-    // A scan is no load.
-    breaker.failures = scanned ? options_.failures_to_open - 1 : 0;
-    if (!scanned) breaker.interval = {};
+    // A probe is no load and no save.
+    breaker.failures = probed ? options_.failures_to_open - 1 : 0;
+    if (!probed) breaker.interval = {};
     breaker.probing = false;
     if (!breaker.open) return;
     breaker.open = false;
@@ -139,7 +134,6 @@ void GuardTier::Doubt(const Digest& key) {
 
 void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
   bool opened = false;
-  std::chrono::milliseconds interval{0};
   {
     std::lock_guard lock(mutex_);
     ++breaker.progress;
@@ -153,37 +147,47 @@ void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
     }
     breaker.interval =
         breaker.interval.count() == 0 ? options_.probe_after : std::min(breaker.interval * 2, options_.probe_after_max);
-    interval = breaker.interval;
-    breaker.probe_at = clock_.Now() + interval;
   }
-  if (opened) {
-    log::Warn("tier_degraded", {{"tier", info().name}, {"what", breaker.what}, {"why", why}});
-    if (&breaker == &read_) ArmProbe(interval);
-  }
+  if (!opened) return;
+  log::Warn("tier_degraded", {{"tier", info().name}, {"what", breaker.what}, {"why", why}});
+  ArmProbe(breaker);
 }
 
-void GuardTier::ArmProbe(std::chrono::milliseconds delay) {
-  jobs_.Add({.run = [this] { Probe(); }, .drop = [] {}}, delay);
+void GuardTier::ArmProbe(Breaker& breaker) {
+  std::chrono::milliseconds delay{0};
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_ || !breaker.open || std::exchange(breaker.probe_armed, true)) return;
+    delay = breaker.interval;
+  }
+  jobs_.Add({.run = [this, &breaker] { ProbeOnce(breaker); }, .drop = [] {}}, delay);
 }
 
-void GuardTier::Probe() {
+void GuardTier::ProbeOnce(Breaker& breaker) {
+  bool begin = false;
+  uint64_t save_bytes = 0;
   {
     std::lock_guard lock(mutex_);
-    if (closed_ || !read_.open) return;
-    read_.probing = true;
+    breaker.probe_armed = false;
+    begin = !closed_ && breaker.open && !probe_running_;
+    if (begin) probe_running_ = breaker.probing = true;
+    save_bytes = save_bytes_;
   }
-  if (const Result<ScanPage> page = inner_->Scan("", 1); page) {
-    Succeeded(read_, /*scanned=*/true);
-    return;
-  } else {
-    Failed(read_, page.error().what);
+  if (begin) {
+    std::optional<Error> trouble;
+    if (&breaker == &read_) {
+      if (const Result<ScanPage> page = inner_->Scan("", 1); !page) trouble = page.error();
+    } else if (const Result<void> taken = inner_->ProbeSave(save_bytes); !taken) {
+      trouble = taken.error();
+    }
+    {
+      std::lock_guard lock(mutex_);
+      probe_running_ = false;
+    }
+    if (!trouble) return Succeeded(breaker, /*probed=*/true);
+    Failed(breaker, trouble->what);
   }
-  std::chrono::milliseconds next{0};
-  {
-    std::lock_guard lock(mutex_);
-    next = read_.interval;
-  }
-  ArmProbe(next);
+  ArmProbe(breaker);
 }
 
 void GuardTier::ArmSweep() {
@@ -238,7 +242,7 @@ void GuardTier::Contains(std::span<const Digest> keys, std::span<uint8_t> presen
 }
 
 void GuardTier::Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) {
-  if (!Admit(read_, /*probe_by_call=*/false)) return done(Error{Code::kUnavailable, "reads are stopped", 0});
+  if (!Admit(read_)) return done(Error{Code::kUnavailable, "reads are stopped", 0});
   const TimePoint latest = std::min(deadline, clock_.Now() + options_.load_timeout);
   inner_->Probe(std::move(keys), latest, [this, done = std::move(done)](const std::optional<Error>& trouble) {
     if (!trouble) {
@@ -251,7 +255,7 @@ void GuardTier::Probe(std::vector<Digest> keys, TimePoint deadline, Probed done)
 }
 
 void GuardTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) {
-  if (!Admit(read_, /*probe_by_call=*/false)) {
+  if (!Admit(read_)) {
     LoadResult refused;
     refused.reason = Reason::kUnavailable;
     for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
@@ -263,12 +267,16 @@ void GuardTier::Load(std::vector<LoadItem> items, TimePoint deadline, std::share
 }
 
 void GuardTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) {
-  if (!Admit(save_, /*probe_by_call=*/true)) {
+  if (!Admit(save_)) {
     SaveResult refused;
     refused.outcome = Outcome::kDeclined;
     refused.reason = Reason::kUnavailable;
     for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
     return;
+  }
+  if (!items.empty()) {
+    std::lock_guard lock(mutex_);
+    save_bytes_ = items.back().info.payload_bytes;
   }
   auto watched = Watch<SaveResult>(items, clock_.Now() + options_.save_timeout, std::move(done), save_);
   inner_->Save(std::move(items), std::move(watched));
@@ -284,7 +292,7 @@ TierStats GuardTier::stats() const {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(clock_.Now() - breaker->opened_at).count();
     stats.why += (stats.why.empty() ? "" : "; ") + std::string(breaker->what) + " stopped for " +
                  std::to_string(seconds) + " s: " + breaker->why;
-    stats.available = false;
+    (breaker == &read_ ? stats.available : stats.saving) = false;
   }
   return stats;
 }

@@ -2,10 +2,10 @@
 //
 // Deadlines: every item settles by its deadline, also if the tier below never settles it (what it answers later is
 // dropped; the memory stays the tier's until then). Breakers, one for reads and one for saves: `failures_to_open`
-// failures in a row open it, and then the tier below gets no calls. Reads are probed with a Scan of one frame in the
-// background, `probe_after` after opening and then at doubling intervals; the first probe that succeeds closes the
-// breaker on trial: if the next call fails it opens again, and the intervals go on doubling. Saves are probed with the
-// next save that comes after the interval. A miss is no failure. A deadline that passes is one only if the tier settled
+// failures in a row open it, and then the tier below gets no calls. It is probed in the background, reads with a Scan
+// of one frame and saves with ProbeSave, `probe_after` after opening and then at doubling intervals, whether anybody
+// asks for something or not; the first probe that succeeds closes the breaker on trial: if the next call fails it opens
+// again, and the intervals go on doubling. A miss is no failure. A deadline that passes is one only if the tier settled
 // nothing of the same kind meanwhile: slow is not dead. A full disk (kFull) opens the breaker for saves alone, and at
 // once.
 //
@@ -41,8 +41,8 @@ struct GuardOptions {
 
 class GuardTier final : public Tier {
  public:
-  // `executor` runs the sweep and the probes. A probe may block one of its threads, so it has one more than there are
-  // guards on it. Both outlive the tier.
+  // `executor` runs the sweep and the probes, one at a time. A probe may block one of its threads, so it has one more
+  // than there are guards on it. Both outlive the tier.
   GuardTier(std::unique_ptr<Tier> inner, const GuardOptions& options, Executor& executor, const Clock& clock);
   ~GuardTier() override;
 
@@ -52,6 +52,7 @@ class GuardTier final : public Tier {
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
   void Erase(std::span<const Digest> keys) override;
+  Result<void> ProbeSave(uint64_t payload_bytes) override { return inner_->ProbeSave(payload_bytes); }
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
   TierStats stats() const override;
   CloseReport Close(TimePoint deadline) override;
@@ -63,7 +64,8 @@ class GuardTier final : public Tier {
     uint64_t progress = 0;  // Items that the tier below settled.
     bool open = false;
     bool probing = false;
-    TimePoint opened_at, probe_at;
+    bool probe_armed = false;
+    TimePoint opened_at;
     std::chrono::milliseconds interval{0};  // Between probes; 0 once a call succeeded.
     std::string why;                        // The last failure.
   };
@@ -75,14 +77,14 @@ class GuardTier final : public Tier {
   std::shared_ptr<Batch<R>> Watch(const std::vector<Item>& items, TimePoint deadline, std::shared_ptr<Batch<R>> done,
                                   Breaker& breaker);
 
-  bool Admit(Breaker& breaker, bool probe_by_call);
-  void Succeeded(Breaker& breaker, bool scanned = false);
+  bool Admit(const Breaker& breaker) const;
+  void Succeeded(Breaker& breaker, bool probed = false);
   void Failed(Breaker& breaker, const std::string& why, bool certain = false);
   void Doubt(const Digest& key);
   void ArmSweep();  // With mutex_ held.
   void Sweep();
-  void ArmProbe(std::chrono::milliseconds delay);
-  void Probe();
+  void ArmProbe(Breaker& breaker);
+  void ProbeOnce(Breaker& breaker);
 
   std::unique_ptr<Tier> inner_;  // Destroyed first: its last calls back use the rest.
   const GuardOptions options_;
@@ -93,6 +95,8 @@ class GuardTier final : public Tier {
   std::unordered_map<Digest, TimePoint, DigestHash> doubts_;    // Guarded by mutex_. Until when.
   std::multimap<TimePoint, std::weak_ptr<Pending>> deadlines_;  // Guarded by mutex_.
   bool sweep_armed_ = false;                                    // Guarded by mutex_.
+  bool probe_running_ = false;                                  // Guarded by mutex_. One at a time.
+  uint64_t save_bytes_ = 0;                                     // Guarded by mutex_. Payload of the last save.
   bool closed_ = false;                                         // Guarded by mutex_.
 
   JobSet jobs_;  // Last: its jobs use the rest.

@@ -1,6 +1,7 @@
 // Would catch: a caller that waits for a tier that never answers, calls that go on hitting a dead tier, a tier that
-// stays out after it is back (or comes back by a restart only), reads stopped because the disk is full, saves tried on
-// a full disk again and again, a slow tier taken for a dead one, a frame that can't be read promised to every request.
+// stays out after it is back (or comes back by a restart or by traffic only), reads stopped because the disk is full,
+// saves tried on a full disk again and again, a slow tier taken for a dead one, a frame that can't be read promised to
+// every request.
 #include "tier/guard_tier.h"
 
 #include <gtest/gtest.h>
@@ -39,6 +40,13 @@ class ScriptedTier final : public Tier {
     for (size_t i = 0; i < items.size(); ++i) done->Settle(i, result);
   }
   void Erase(std::span<const Digest>) override {}
+  Result<void> ProbeSave(uint64_t payload_bytes) override {
+    ++save_probes;
+    probed_bytes = payload_bytes;
+    if (full) return Fail(Code::kFull, "ENOSPC");
+    if (fail) return Fail(Code::kIo, "EIO");
+    return {};
+  }
   Result<ScanPage> Scan(const std::string&, size_t) override {
     ++scans;
     if (fail) return Fail(Code::kIo, "EIO");
@@ -48,7 +56,8 @@ class ScriptedTier final : public Tier {
   CloseReport Close(TimePoint) override { return {}; }
 
   bool hang = false, fail = false, full = false;
-  int loads = 0, saves = 0, scans = 0;
+  int loads = 0, saves = 0, scans = 0, save_probes = 0;
+  uint64_t probed_bytes = 0;
   std::vector<std::shared_ptr<LoadBatch>> kept;
 
  private:
@@ -70,7 +79,9 @@ class GuardTierTest : public testing::Test {
   Reason LoadNow() { return Load()->Poll(0)->reason; }
   SaveResult SaveNow() {
     auto batch = std::make_shared<SaveBatch>(1);
-    guard->Save(std::vector<SaveItem>(1), batch);
+    std::vector<SaveItem> items(1);
+    items[0].info.payload_bytes = 12345;
+    guard->Save(std::move(items), batch);
     return *batch->Poll(0);
   }
   bool Believed() {
@@ -172,6 +183,7 @@ TEST_F(GuardTierTest, ReadsThatHangAreSeenThoughSavesGoOn) {
     executor.Advance(100ms);
   }
   EXPECT_FALSE(guard->stats().available);
+  EXPECT_TRUE(guard->stats().saving);
   EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
 }
 
@@ -193,7 +205,7 @@ TEST_F(GuardTierTest, MissesAndOneSuccessInBetweenKeepItClosed) {
   EXPECT_TRUE(guard->stats().available);
 }
 
-TEST_F(GuardTierTest, AFullDiskStopsSavesAtOnceAndOneSaveAnIntervalFindsOutWhenThereIsRoom) {
+TEST_F(GuardTierTest, AFullDiskStopsSavesAtOnceAndReadsGoOn) {
   inner->full = true;
   EXPECT_EQ(SaveNow().reason, Reason::kFull);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
@@ -201,15 +213,60 @@ TEST_F(GuardTierTest, AFullDiskStopsSavesAtOnceAndOneSaveAnIntervalFindsOutWhenT
   EXPECT_TRUE(Believed());
   EXPECT_EQ(LoadNow(), Reason::kNone);
   EXPECT_NE(guard->stats().why.find("saves stopped for 0 s: full"), std::string::npos) << guard->stats().why;
-  executor.Advance(1s);
-  EXPECT_EQ(SaveNow().reason, Reason::kFull);  // The probe.
-  EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
-  EXPECT_EQ(inner->saves, 2);
+  EXPECT_TRUE(guard->stats().available);  // What is there can be had: a miss now has another reason.
+  EXPECT_FALSE(guard->stats().saving);
+}
+
+TEST_F(GuardTierTest, ItFindsOutByItselfThatThereIsRoomAgain) {
+  inner->full = true;
+  EXPECT_EQ(SaveNow().reason, Reason::kFull);
+  executor.Advance(10min);
+  EXPECT_EQ(inner->saves, 1);
+  EXPECT_EQ(inner->probed_bytes, 12345u);
+  EXPECT_GE(inner->save_probes, 600 / 15 - 1);
+  EXPECT_LE(inner->save_probes, 600 / 15 + 5);
+  EXPECT_FALSE(guard->stats().saving);
   inner->full = false;
-  executor.Advance(2s);
+  executor.Advance(15s);
+  EXPECT_TRUE(guard->stats().saving);
+  EXPECT_EQ(guard->stats().why, "");
+  const int probes = inner->save_probes;
+  executor.Advance(1h);
+  EXPECT_EQ(inner->save_probes, probes);  // A healthy tier is left alone.
   EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+}
+
+// Such as a quota, of which the free space tells nothing.
+TEST_F(GuardTierTest, WhenProbesSucceedAndSavesDoNotTheIntervalsGrow) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) SaveNow();
+  inner->fail = false;
+  for (const auto interval : {1s, 2s, 4s, 8s, 15s, 15s}) {
+    executor.Advance(interval - 1ms);
+    EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+    executor.Advance(1ms);
+    EXPECT_TRUE(guard->stats().saving);
+    inner->fail = true;
+    EXPECT_EQ(SaveNow().outcome, Outcome::kFailed);
+    inner->fail = false;
+    EXPECT_FALSE(guard->stats().saving);
+  }
+  executor.Advance(15s);
   EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+}
+
+TEST_F(GuardTierTest, ReadsAndSavesAreProbedEachForItself) {
+  inner->fail = true;
+  for (int i = 0; i < 3; ++i) LoadNow();
+  executor.Advance(500ms);
+  for (int i = 0; i < 3; ++i) SaveNow();
+  executor.Advance(30s);
+  EXPECT_GE(inner->scans, 4);
+  EXPECT_GE(inner->save_probes, 4);
+  inner->fail = false;
+  executor.Advance(15s);
   EXPECT_TRUE(guard->stats().available);
+  EXPECT_TRUE(guard->stats().saving);
 }
 
 TEST_F(GuardTierTest, SavesThatFailOtherwiseStopAfterThree) {
@@ -246,9 +303,11 @@ TEST_F(GuardTierTest, KeysThatFailedInAnOutageAreClaimedAsSoonAsItIsOver) {
 TEST_F(GuardTierTest, CloseDoesNotWaitForTheNextProbe) {
   inner->fail = true;
   for (int i = 0; i < 3; ++i) LoadNow();
+  for (int i = 0; i < 3; ++i) SaveNow();
   guard->Close(TimePoint::max());
   executor.Advance(1h);
   EXPECT_EQ(inner->scans, 0);
+  EXPECT_EQ(inner->save_probes, 0);
 }
 
 TEST_F(GuardTierTest, CloseSettlesWhatHangs) {

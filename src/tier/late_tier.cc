@@ -60,6 +60,11 @@ void LateTier::Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done
   for (size_t i = 0; i < items.size(); ++i) done->Settle(i, refused);
 }
 
+Result<void> LateTier::ProbeSave(uint64_t payload_bytes) {
+  if (Tier* tier = inner()) return tier->ProbeSave(payload_bytes);
+  return Fail(Code::kUnavailable, info_.name + ": not open yet");
+}
+
 void LateTier::Erase(std::span<const Digest> keys) {
   if (Tier* tier = inner()) tier->Erase(keys);
 }

@@ -34,6 +34,7 @@ class LateTier final : public Tier {
   void Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) override;
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
+  Result<void> ProbeSave(uint64_t payload_bytes) override;
   void Erase(std::span<const Digest> keys) override;
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override;
   TierStats stats() const override;

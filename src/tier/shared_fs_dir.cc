@@ -181,16 +181,31 @@ Result<std::string> SharedFsDir::Join() {
   if (const auto made = MakeLayout(); !made) return Refuse(made.error());
   if (id) {
     // May we write here? What others left can be read on a full volume too, so that is no reason to stay away.
-    const std::byte any{0};
-    const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
-    if (!temp && temp.error().code != Code::kFull) return Refuse(temp.error());
-    if (temp) DropTemp(*temp);
+    const auto written = WriteAny();
+    if (!written && written.error().code != Code::kFull) return Refuse(written.error());
   } else {
     id = MakeVolumeId();
     if (!id) return Refuse(id.error());
   }
   joined_device_ = root->device;
   return id;
+}
+
+Result<void> SharedFsDir::WriteAny() {
+  const std::byte any{0};
+  const auto temp = WriteWhole([&](File& file) { return file.WriteAt(0, std::span(&any, 1)); });
+  if (!temp) return tl::unexpected(temp.error());
+  DropTemp(*temp);
+  return {};
+}
+
+Result<void> SharedFsDir::ProbeSave(uint64_t bytes) {
+  const auto space = io_.FreeSpace(options_.root);
+  if (!space) return tl::unexpected(space.error());
+  if (space->free_bytes < bytes) {
+    return Fail(Code::kFull, options_.root + ": " + std::to_string(space->free_bytes) + " bytes free: ENOSPC", ENOSPC);
+  }
+  return WriteAny();
 }
 
 Result<std::string> SharedFsDir::Revisit() {

@@ -65,6 +65,9 @@ class SharedFsDir {
   // not.
   Result<std::string> Revisit();
 
+  // Would it take so many bytes more? Writes one, durably, and removes it.
+  Result<void> ProbeSave(uint64_t bytes);
+
   // Writes a whole frame to a new file in tmp/, durable when it returns its path. On failure nothing is left, or `left`
   // is set: the file could not be removed now. `stop` is asked between pieces. `hashes`: of the payload at
   // kSegmentBytes, or null.
@@ -133,6 +136,7 @@ class SharedFsDir {
   Result<void> MakeLayout();
   Result<std::string> ReadVolumeId();
   Result<std::string> MakeVolumeId();
+  Result<void> WriteAny();
   // A new file with these bytes, durable, or none.
   Result<std::string> WriteWhole(const std::function<Result<void>(File&)>& write, const FrameInfo* info = nullptr,
                                  bool* left = nullptr);

@@ -98,6 +98,7 @@ class SharedFsTier final : public Tier {
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override;
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
+  Result<void> ProbeSave(uint64_t payload_bytes) override;
   void Erase(std::span<const Digest> keys) override;
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override;
   TierStats stats() const override;
@@ -541,6 +542,11 @@ void SharedFsTier::NoteUse(const Digest& key) {
   if (uses_.size() >= kPendingRecordsMax) return;
   if (uses_.empty()) uses_since_ = deps_.clock.Now();
   uses_.push_back({.kind = JournalRecord::Kind::kUsed, .key = key, .time_ns = now_ns});
+}
+
+Result<void> SharedFsTier::ProbeSave(uint64_t payload_bytes) {
+  if (!available_.load(std::memory_order_relaxed)) return Fail(Code::kUnavailable, stats().why);
+  return dir_.ProbeSave(FrameBytes(payload_bytes));
 }
 
 void SharedFsTier::Erase(std::span<const Digest> keys) {

@@ -760,6 +760,31 @@ TEST_F(SharedFsTier, ASaveOnAFullFileSystemFailsAndHealsWhenThereIsRoom) {
   node->MustSave(MakeFrame(20, 1 << 20));
 }
 
+// What the guard above asks while saves are stopped.
+TEST_F(SharedFsTier, AProbeSaysWhetherASaveWouldBeTakenAndLeavesNothing) {
+  if (mount("none", dir_.c_str(), "tmpfs", 0, "size=4m") != 0) GTEST_SKIP() << "may not mount";
+  auto node = Open();
+  EXPECT_TRUE(node->tier->ProbeSave(2 << 20));
+  WriteFile(dir_ + "/filler", std::string(3 << 20, 'x'));
+  const auto full = node->tier->ProbeSave(2 << 20);
+  ASSERT_FALSE(full);
+  EXPECT_EQ(full.error().code, Code::kFull);
+  fs::remove(dir_ + "/filler");
+  for (const auto op : {Io::kOpen, Io::kWrite, Io::kSync, Io::kFreeSpace}) {
+    Fail(op, dir_, EIO);
+    EXPECT_FALSE(node->tier->ProbeSave(2 << 20));
+    io_.SetRule(nullptr);
+    EXPECT_TRUE(node->tier->ProbeSave(2 << 20));
+  }
+  EXPECT_TRUE(Names("tmp").empty());
+  Fail(Io::kFreeSpace, dir_, EIO);
+  node->Step();
+  io_.SetRule(nullptr);
+  const auto away = node->tier->ProbeSave(2 << 20);
+  ASSERT_FALSE(away) << "nothing is written to what may not be the share";
+  EXPECT_EQ(away.error().code, Code::kUnavailable);
+}
+
 // ---- D8, D10: visibility and lookups
 
 TEST_F(SharedFsTier, AReaderSeesASlowlyWrittenFrameWholeOrNotAtAll) {

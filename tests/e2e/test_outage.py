@@ -121,14 +121,13 @@ def test_a_full_shared_directory_stops_saves_alone_and_they_resume_when_there_is
     assert reader.stream(text, COMPLETIONS).by_tier["shared_fs"] == whole_chunks(cold.prompt_tokens, CHUNK)
 
     filler.unlink()
-    salts = count(2)
-
-    def saved() -> bool:  # The save of some request is the probe.
-        body = {**text, "cache_salt": str(next(salts))}
-        assert server.stream(body, COMPLETIONS).text == cold.text
-        return server.health() == {"status": "ok"}
-
-    wait_until("saves to go on", saved, 60)
+    # Nobody asks it for anything meanwhile.
+    wait_until("the server to find out that there is room", lambda: server.health() == {"status": "ok"}, 60)
+    anew = {**text, "cache_salt": "2"}
+    assert server.stream(anew, COMPLETIONS).text == cold.text
+    wait_until("the saves", lambda: server.lookup(anew)["pending_saves"] == 0, 20)
+    assert reader.stream(anew, COMPLETIONS).by_tier["shared_fs"] == whole_chunks(cold.prompt_tokens, CHUNK)
+    assert server.health() == {"status": "ok"}
 
 
 def test_a_disk_that_is_not_there_at_the_start_is_joined_when_it_appears(launcher: Launcher, tmp_path: Path):

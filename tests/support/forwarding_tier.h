@@ -24,6 +24,7 @@ class ForwardingTier : public Tier {
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     inner_->Save(std::move(items), std::move(done));
   }
+  Result<void> ProbeSave(uint64_t payload_bytes) override { return inner_->ProbeSave(payload_bytes); }
   void Erase(std::span<const Digest> keys) override { inner_->Erase(keys); }
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override { return inner_->Scan(cursor, limit); }
   TierStats stats() const override { return inner_->stats(); }
