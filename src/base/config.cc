@@ -27,6 +27,8 @@ namespace {
 
 // A file larger than this is not a configuration.
 constexpr size_t kFileBytesMax = 1 << 20;
+// 100 years. Added to any clock, in nanoseconds, it overflows nothing.
+constexpr uint64_t kDurationMsMax = 100ull * 365 * 24 * 3600 * 1000;
 
 // Options that every schema has.
 const std::vector<Option>& CommonOptions() {
@@ -55,6 +57,20 @@ std::string Joined(const std::vector<std::string>& parts, std::string_view separ
   return out;
 }
 
+const char* TypeName(Type type) {
+  switch (type) {
+    case Type::kText: return "text";
+    case Type::kBool: return "true, false";
+    case Type::kInt: return "number";
+    case Type::kBytes: return "size";
+    case Type::kDuration: return "time";
+    case Type::kChoice: return "choice";
+    case Type::kSecret: return "secret";
+    case Type::kTextList: return "list";
+  }
+  return "";
+}
+
 std::string EnvironmentName(std::string_view option_name) {
   std::string name = "TERRACE_";
   for (const char c : option_name) {
@@ -68,6 +84,12 @@ struct Unit {
   uint64_t factor;
 };
 
+// Some read 0400 as octal, YAML 1.1 and C among them. Nobody should have to guess.
+bool HasLeadingZero(std::string_view number) {
+  if (number.starts_with('-')) number.remove_prefix(1);
+  return number.size() > 1 && number[0] == '0' && std::isdigit(static_cast<unsigned char>(number[1])) != 0;
+}
+
 // "1.5 GiB" with the units given, "" being the unit of a bare number. Nothing if it is not such a number or more than
 // `most`.
 std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Unit> units, uint64_t most) {
@@ -75,7 +97,7 @@ std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Uni
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit_name = Lower(Trimmed(text.substr(digits)));
   const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return Lower(u.name) == unit_name; });
-  if (unit == units.end()) return std::nullopt;
+  if (unit == units.end() || HasLeadingZero(text)) return std::nullopt;
   const char* end = text.data() + digits;
   uint64_t whole = 0;
   const auto [at, code] = std::from_chars(text.data(), end, whole);
@@ -84,6 +106,7 @@ std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Uni
     if (whole > most / unit->factor) return std::nullopt;
     return whole * unit->factor;
   }
+  if (unit->factor == 1 || end[-1] == '.') return std::nullopt;  // Half a byte; "5.", cut off.
   double number = 0;
   const auto [number_end, number_code] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
   if (number_code != std::errc() || number_end != end) return std::nullopt;
@@ -94,6 +117,7 @@ std::optional<uint64_t> ParseQuantity(std::string_view text, std::span<const Uni
 
 std::optional<int64_t> ParseInt(std::string_view text) {
   text = Trimmed(text);
+  if (HasLeadingZero(text)) return std::nullopt;
   int64_t value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (code != std::errc() || end != text.data() + text.size()) return std::nullopt;
@@ -102,10 +126,21 @@ std::optional<int64_t> ParseInt(std::string_view text) {
 
 // What is wrong with `value` for this option, or nothing. Never shows a secret.
 std::optional<std::string> Complaint(const Option& option, const std::string& value) {
+  const bool number = option.type == Type::kInt || option.type == Type::kBytes || option.type == Type::kDuration;
+  if (number && HasLeadingZero(Trimmed(value))) {
+    return Quoted(value) + " begins with a zero, which some read as octal; leave it out";
+  }
   switch (option.type) {
     case Type::kText:
     case Type::kSecret:
-    case Type::kTextList: return std::nullopt;
+    case Type::kTextList:
+      // An unset variable in a script must not switch a tier or a key off in silence.
+      if (value.empty()) return "empty; give a value, or leave the option out";
+      // They end up in paths, URLs and headers.
+      if (std::any_of(value.begin(), value.end(), [](unsigned char c) { return std::iscntrl(c) != 0; })) {
+        return "a line break or another control character is in it; remove it";
+      }
+      return std::nullopt;
     case Type::kBool:
       if (const auto parsed = ParseBool(value); !parsed) return parsed.error().what;
       return std::nullopt;
@@ -147,23 +182,6 @@ bool FirstWords(std::string_view shorter, std::string_view longer) {
   return longer.size() > shorter.size() && longer.starts_with(shorter) && longer[shorter.size()] == '-';
 }
 
-// Number of the line that ends the first YAML document, if one does. YAML::Load stops there in silence, and
-// YAML::LoadAll (0.7) never comes back from some inputs of seven bytes.
-std::optional<size_t> SecondDocument(std::string_view text) {
-  bool content = false;
-  for (size_t number = 1; !text.empty(); ++number) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    const bool marker = (line.starts_with("---") || line.starts_with("...")) &&
-                        (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])) != 0);
-    if (marker && content) return number;
-    const std::string_view trimmed = Trimmed(line);
-    content |= !marker && !trimmed.empty() && trimmed[0] != '#' && line[0] != '%';
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 // The sources of one Load, each read into values that say where they come from; then the best one of each option wins.
@@ -194,6 +212,9 @@ struct Loader {
       const std::string& arg = args[i];
       if (!arg.starts_with("--")) {
         // Any other flag would have taken it as its value.
+        if (FollowsSecret(args, i)) {
+          return Fail(Code::kInvalid, "unexpected argument after a secret; a value with blanks stands in quotes");
+        }
         const bool follows_bool = i > 0 && args[i - 1].starts_with("--") && args[i - 1].find('=') == std::string::npos;
         const std::string hint = follows_bool ? "; did you mean " + args[i - 1] + "=" + arg + "?" : "; see --help";
         return Fail(Code::kInvalid, "unexpected argument " + Quoted(arg) + hint);
@@ -223,6 +244,13 @@ struct Loader {
       given = {grows ? given.value + "," + value : value, "flag --" + name};
     }
     return {};
+  }
+
+  // Is args[i] what a shell made of a secret with blanks, so that it must not be shown?
+  bool FollowsSecret(const std::vector<std::string>& args, size_t i) const {
+    while (i > 0 && !args[i].starts_with("--")) --i;
+    const Option* option = args[i].starts_with("--") ? Find(args[i].substr(2, args[i].find('=') - 2)) : nullptr;
+    return option != nullptr && option->type == Type::kSecret;
   }
 
   // An empty variable counts as not set: that is how shells and container files switch one off.
@@ -275,6 +303,10 @@ struct Loader {
           nearest ? "; did you mean " + Quoted(Replaced(*nearest, '-', '_')) + "?" : "; see --help";
       return Fail(Code::kInvalid, At(path, key_node) + ": unknown key " + Quoted(key) + hint);
     }
+    // !vault and its like ask for somebody to work on the value first, and nobody does.
+    if (const std::string& tag = node.Tag(); tag.starts_with('!') && tag.size() > 1) {
+      return Fail(Code::kInvalid, At(path, key_node) + ": " + key + ": the tag " + tag + " means nothing here");
+    }
     const std::string where = "file " + At(path, key_node);
     if (const auto earlier = file.find(name); earlier != file.end()) {
       return Fail(Code::kInvalid, At(path, key_node) + ": " + Quoted(key) + " is set a second time (first: " +
@@ -310,13 +342,16 @@ struct Loader {
       for (const auto& [given, origin] : sources) {
         const auto found = given->find(option.name);
         if (found == given->end()) continue;
-        if (const auto complaint = Complaint(option, found->second.value)) {
+        // No key has blanks around it, but files and variables that hold one often end with a line break.
+        std::string value = found->second.value;
+        if (option.type == Type::kSecret) value = Trimmed(value);
+        if (const auto complaint = Complaint(option, value)) {
           // "flag --ram" and "env TERRACE_RAM" name the option; a file's place does not.
           const std::string& where = found->second.where;
           const std::string place = where.substr(where.find(' ') + 1);
           return Fail(Code::kInvalid, place + ": " + (origin == Origin::kFlag ? "" : option.name + ": ") + *complaint);
         }
-        if (entry.origin == Origin::kDefault) entry = {option, found->second.value, origin, found->second.where};
+        if (entry.origin == Origin::kDefault) entry = {option, value, origin, found->second.where};
       }
       if (entry.origin == Origin::kDefault && !option.default_value.empty()) {
         TERRACE_ASSERT(!Complaint(option, option.default_value));
@@ -430,11 +465,19 @@ bool Values::IsSet(std::string_view name) const {
   return entry.origin != Origin::kDefault || !entry.value.empty();
 }
 
+std::string Values::Place(std::string_view name) const {
+  const Entry& entry = Find(name);
+  if (entry.origin == Origin::kDefault) return "--" + entry.option.name;
+  const std::string place = entry.where.substr(entry.where.find(' ') + 1);
+  const bool named = entry.origin != Origin::kFile || place.find(' ') != std::string::npos;
+  return named ? place : place + " " + entry.option.name;
+}
+
 std::string Values::Dump() const {
   std::string out;
   for (const auto& [name, entry] : entries_) {
     const bool hide = entry.option.type == Type::kSecret && !entry.value.empty();
-    std::string line = name + " = " + (hide ? "***" : entry.value);
+    std::string line = name + " = " + (hide ? "***" : WithoutUserInfo(entry.value));
     line.resize(std::max<size_t>(line.size() + 3, 40), ' ');
     out += line + "(" + entry.where + ")\n";
   }
@@ -465,6 +508,25 @@ std::string Help(const Schema& schema) {
   return out;
 }
 
+std::string Reference(const Schema& schema) {
+  std::string page = "flag | variable | file | type | default | what\n--- | --- | --- | --- | --- | ---\n";
+  std::vector<Option> options = schema.options;
+  options.insert(options.end(), CommonOptions().begin(), CommonOptions().end());
+  for (const Option& option : options) {
+    const bool in_file = !Loader::Common(option.name);
+    std::string variables = "`" + EnvironmentName(option.name) + "`";
+    if (!option.environment.empty()) variables += ", `" + option.environment + "`";
+    if (!in_file && option.name != "config") variables = "";
+    const std::string key = in_file ? "`" + Replaced(option.name, '-', '_') + "`" : "";
+    const std::string type = option.choices.empty() ? TypeName(option.type) : Joined(option.choices, ", ");
+    const std::string absent = option.required ? "needed" : option.default_value;
+    std::string row = "`--" + option.name + "`";
+    for (const std::string& cell : {variables, key, type, absent, option.help}) row += " | " + cell;
+    page += row + "\n";
+  }
+  return page;
+}
+
 Result<uint64_t> ParseBytes(std::string_view text) {
   static constexpr Unit kUnits[] = {{"", 1},
                                     {"B", 1},
@@ -490,10 +552,12 @@ Result<bool> ParseBool(std::string_view text) {
 
 Result<int64_t> ParseDurationMs(std::string_view text) {
   static constexpr Unit kUnits[] = {{"", 1}, {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3600'000}};
-  const auto ms = ParseQuantity(text, kUnits, std::numeric_limits<int64_t>::max());
-  if (!ms)
-    return Fail(Code::kInvalid,
-                Quoted(text) + " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds");
+  const auto ms = ParseQuantity(text, kUnits, kDurationMsMax);
+  if (!ms) {
+    return Fail(Code::kInvalid, Quoted(text) +
+                                    " is not a duration; write 250ms, 5s, 2m, 1h or a number of milliseconds, "
+                                    "at most 100 years");
+  }
   return static_cast<int64_t>(*ms);
 }
 
@@ -513,6 +577,22 @@ Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
   if (text.size() > kFileBytesMax)
     return Fail(Code::kInvalid, path + ": larger than 1 MiB; is this a configuration file?");
   return text;
+}
+
+// YAML::Load stops there in silence, and YAML::LoadAll (0.7) never comes back from some inputs of seven bytes.
+std::optional<size_t> SecondDocument(std::string_view yaml) {
+  bool content = false;
+  for (size_t number = 1; !yaml.empty(); ++number) {
+    const size_t end = std::min(yaml.find('\n'), yaml.size());
+    const std::string_view line = yaml.substr(0, end);
+    yaml.remove_prefix(std::min(end + 1, yaml.size()));
+    const bool marker = (line.starts_with("---") || line.starts_with("...")) &&
+                        (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])) != 0);
+    if (marker && content) return number;
+    const std::string_view trimmed = Trimmed(line);
+    content |= !marker && !trimmed.empty() && trimmed[0] != '#' && line[0] != '%';
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> Nearest(std::string_view name, const std::vector<std::string>& known) {

@@ -49,7 +49,11 @@ class Values {
   int64_t DurationMs(std::string_view name) const;
   std::vector<std::string> List(std::string_view name) const;  // By commas, by repeated flags, or a YAML list.
   bool IsSet(std::string_view name) const;                     // Not from the default, or the default is not "".
-  // `name = value   (flag --name | env VAR | file F:3 | default)`, one a line, secrets as ***.
+  // How an error names the option, so that it is found where it was set: "--chunk", "TERRACE_CHUNK", "node.yaml:3
+  // chunk".
+  std::string Place(std::string_view name) const;
+  // `name = value   (flag --name | env VAR | file F:3 | default)`, one a line; secrets, and what stands before the @ of
+  // a URL, as ***.
   std::string Dump() const;
 
  private:
@@ -86,16 +90,22 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
 // A variable of this process: what programs give Load.
 std::optional<std::string> ProcessEnvironment(const std::string& name);
 std::string Help(const Schema& schema);
+// The table of docs/reference/config.md: of each option its flag, variable, key, type, default and meaning.
+std::string Reference(const Schema& schema);
 
-// D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"). Not negative.
+// D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"), of a byte not. Not
+// negative, no leading zero.
 Result<uint64_t> ParseBytes(std::string_view text);
 // D14. true 1 yes on / false 0 no off, any case, surrounding blanks allowed.
 Result<bool> ParseBool(std::string_view text);
-// "250ms", "5s", "2m", "1h"; a bare number is milliseconds.
+// "250ms", "5s", "2m", "1h"; a bare number is milliseconds. At most 100 years: it can be added to any clock.
 Result<int64_t> ParseDurationMs(std::string_view text);
 
 // A file of at most 1 MiB, as a whole. `others_may_read`: group or world may.
 Result<std::string> ReadFile(const std::string& path, bool* others_may_read);
+
+// Number of the line where a second YAML document begins, or the first one ends, if one does.
+std::optional<size_t> SecondDocument(std::string_view yaml);
 
 // The closest of `known` to `name`, if close enough to be a slip of the fingers.
 std::optional<std::string> Nearest(std::string_view name, const std::vector<std::string>& known);

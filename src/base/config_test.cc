@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -81,7 +83,10 @@ TEST(Config, BoolsAreReadInEveryUsualSpelling) {
     ASSERT_TRUE(value) << text;
     EXPECT_TRUE(*value) << text;
   }
-  for (const char* text : {"flase", "", "2", "truefalse", "y"}) EXPECT_FALSE(ParseBool(text)) << text;
+  for (const char* text : {"flase", "", " ", "2", "truefalse", "y", "n", "t", "00", "01", "-1", "0.0", "null", "~",
+                           "none", "off off", "true,", "\"true\""}) {
+    EXPECT_FALSE(ParseBool(text)) << text;
+  }
 }
 
 // D14.
@@ -106,27 +111,67 @@ TEST(Config, SizesHaveDecimalAndBinaryUnits) {
       {"0.29GB", 290000000},
       {"7B", 7},
       {"18446744073709551615", 18446744073709551615ull},
+      {"5GiB\n", 5368709120},
+      {"5gb", 5000000000},
+      {"0.5KiB", 512},
+      {"0GiB", 0},
+      {"16777215TiB", 16777215ull << 40},
   };
   for (const auto& [text, bytes] : cases) {
     const auto parsed = ParseBytes(text);
     ASSERT_TRUE(parsed) << text;
     EXPECT_EQ(*parsed, bytes) << text;
   }
-  for (const char* text : {"5 apples", "-1", "", "GiB", "1.2.3GB", ".", "1e9", "0x10", "inf", "nan",
-                           "18446744073709551616", "17179869184GiB", "16777216.5TiB", "5GiB5"}) {
+  for (const char* text : {"5 apples",
+                           "-1",
+                           "",
+                           "GiB",
+                           "1.2.3GB",
+                           ".",
+                           "1e9",
+                           "0x10",
+                           "inf",
+                           "nan",
+                           "18446744073709551616",
+                           "17179869184GiB",
+                           "16777216.5TiB",
+                           "5GiB5",
+                           "5 GiB apples",
+                           "5G",
+                           "5Gi",
+                           "5K",
+                           "+5GiB",
+                           "-0.5GiB",
+                           "5,5GiB",
+                           "5.GiB",
+                           ".5GiB",
+                           "1.5",
+                           "0.5B",
+                           "010",
+                           "0400MiB",
+                           "00",
+                           "5e0GB",
+                           "1_000",
+                           "5\xC2\xA0GiB",
+                           "five",
+                           "5GiBGiB",
+                           "GiB5",
+                           "99999999999999999999999999TiB"}) {
     EXPECT_FALSE(ParseBytes(text)) << text;
   }
 }
 
 TEST(Config, DurationsAreMillisecondsUnlessTheyHaveAUnit) {
-  const std::pair<const char*, int64_t> cases[] = {{"250ms", 250},  {"5s", 5000}, {"2m", 120000},
-                                                   {"1h", 3600000}, {"40", 40},   {"1.5s", 1500}};
+  const std::pair<const char*, int64_t> cases[] = {
+      {"250ms", 250}, {"5s", 5000},   {"2m", 120000}, {"1h", 3600000},
+      {"40", 40},     {"1.5s", 1500}, {"0", 0},       {"876000h", 3153600000000}};
   for (const auto& [text, ms] : cases) {
     const auto parsed = ParseDurationMs(text);
     ASSERT_TRUE(parsed) << text;
     EXPECT_EQ(*parsed, ms) << text;
   }
-  for (const char* text : {"-5s", "5 parsecs", "", "9223372036854775808", "9223372036854775807h"}) {
+  for (const char* text : {"-5s", "5 parsecs", "", "9223372036854775808", "9223372036854775807h", "1e3s", "0.5ms",
+                           "08s", "101000000h", "5s5", "1d", "inf", "5 s m"}) {
     EXPECT_FALSE(ParseDurationMs(text)) << text;
   }
 }
@@ -154,15 +199,70 @@ TEST(Config, AnUnreadableFileIsAnError) {
             "--config: cannot read /nowhere/node.yaml: No such file or directory");
 }
 
-// D17.
-TEST(Config, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
-  const TempFile file("chunk: 64\n");
-  const std::vector<std::string> from_file = {"--config", file.path()};
-  EXPECT_EQ(LoadWith({})->values.Int("chunk"), 256);
-  EXPECT_EQ(LoadWith(from_file)->values.Int("chunk"), 64);
-  EXPECT_EQ(LoadWith(from_file, {{"TERRACE_CHUNK", "512"}})->values.Int("chunk"), 512);
-  EXPECT_EQ(LoadWith({"--config", file.path(), "--chunk", "128"}, {{"TERRACE_CHUNK", "512"}})->values.Int("chunk"),
-            128);
+// D17: whichever of flag, environment, file and another program's configuration are there, for every type.
+TEST(Config, FlagBeatsEnvironmentBeatsFileBeatsWhatIsBroughtBeatsDefault) {
+  struct Case {
+    const char *name, *flag, *environment, *file, *brought, *absent;
+  };
+  const Case cases[] = {
+      {"chunk", "128", "512", "64", "320", "256"},
+      {"ram", "1MiB", "2MiB", "3MiB", "4MiB", "2GiB"},
+      {"shared", "/flag", "/env", "/file", "/brought", ""},
+      {"strict", "on", "yes", "true", "1", "false"},
+      {"load-deadline", "1s", "2s", "3s", "4s", "5s"},
+      {"api-key", "flag", "env", "file", "brought", ""},
+      {"backends", "a,b", "c", "d", "e", ""},
+      {"kv-type", "q8_0", "f16", "q8_0", "f16", "f16"},
+  };
+  for (const Case& c : cases) {
+    const std::string name = c.name;
+    std::string variable = "TERRACE_" + name;
+    for (char& letter : variable) letter = letter == '-' ? '_' : static_cast<char>(std::toupper(letter));
+    const TempFile file(name + ": " + c.file + "\n");
+    for (int given = 0; given < 16; ++given) {
+      std::vector<std::string> args;
+      Environment environment;
+      std::vector<Preset> brought;
+      std::string wins = c.absent, origin = "(default)";
+      if (given & 8) {
+        brought = {{name, c.brought, "theirs.yaml:1 theirs"}};
+        wins = c.brought;
+        origin = "(file theirs.yaml:1 theirs)";
+      }
+      if (given & 4) {
+        args = {"--config", file.path()};
+        wins = c.file;
+        origin = "(file " + file.path() + ":1)";
+      }
+      if (given & 2) {
+        environment[variable] = c.environment;
+        wins = c.environment;
+        origin = "(env " + variable + ")";
+      }
+      if (given & 1) {
+        args.push_back("--" + name + "=" + c.flag);
+        wins = c.flag;
+        origin = "(flag --" + name + ")";
+      }
+      const auto parsed = Load(
+          TestSchema(), args,
+          [&](const std::string& asked) -> std::optional<std::string> {
+            const auto found = environment.find(asked);
+            if (found == environment.end()) return std::nullopt;
+            return found->second;
+          },
+          brought);
+      ASSERT_TRUE(parsed) << ErrorOf(parsed);
+      const std::string dump = "\n" + parsed->values.Dump();
+      const std::string shown = name == "api-key" && !wins.empty() ? "***" : wins;
+      const size_t line = dump.find("\n" + name + " = " + shown + " ");
+      ASSERT_NE(line, std::string::npos) << given << dump;
+      EXPECT_TRUE(dump.substr(0, dump.find('\n', line + 1)).ends_with(origin)) << given << dump;
+      if (name == "api-key") {
+        EXPECT_EQ(parsed->values.Text(name), wins);
+      }
+    }
+  }
 }
 
 // D17.
@@ -261,6 +361,88 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
             std::string::npos);
 }
 
+// Whatever YAML makes of it elsewhere: a value is what stands there, or an error.
+TEST(Config, YamlsOwnReadingsOfAValueChangeNothing) {
+  const std::pair<std::string, std::string> bad[] = {
+      {"chunk: 0400\n", ":1: chunk: \"0400\" begins with a zero, which some read as octal; leave it out"},
+      {"chunk: 0x100\n", ":1: chunk: \"0x100\" is not a whole number"},
+      {"chunk: 0o400\n", ":1: chunk: \"0o400\" is not a whole number"},
+      {"chunk: 1e3\n", ":1: chunk: \"1e3\" is not a whole number"},
+      {"chunk: 256.0\n", ":1: chunk: \"256.0\" is not a whole number"},
+      {"chunk: 1_024\n", ":1: chunk: \"1_024\" is not a whole number"},
+      {"chunk: 4:16\n", ":1: chunk: \"4:16\" is not a whole number"},
+      {"chunk: yes\n", ":1: chunk: \"yes\" is not a whole number"},
+      {"chunk: 9223372036854775808\n", ":1: chunk: \"9223372036854775808\" is not a whole number"},
+      {"chunk: ''\n", ":1: chunk: \"\" is not a whole number"},
+      {"ram: .inf\n", ":1: ram: \".inf\" is not a size; write 512MiB, 5GB or a number of bytes"},
+      {"ram: 1.0e+9\n", ":1: ram: \"1.0e+9\" is not a size; write 512MiB, 5GB or a number of bytes"},
+      {"shared: ~\n", ":1: shared: expected one value, found nothing"},
+      {"shared: null\n", ":1: shared: expected one value, found nothing"},
+      {"shared: ''\n", ":1: shared: empty; give a value, or leave the option out"},
+      {"shared: \"/mnt\\n\"\n", ":1: shared: a line break or another control character is in it; remove it"},
+      {"shared: \"/mnt\\0/kv\"\n", ":1: shared: a line break or another control character is in it; remove it"},
+      {"shared: !vault /mnt\n", ":1: shared: the tag !vault means nothing here"},
+      {"<<: {ram: 1GiB}\n", ":1: unknown key \"<<\"; see --help"},
+      {"Ram: 1GiB\n", ":1: unknown key \"Ram\"; did you mean \"ram\"?"},
+      {"ram: *nobody\n", ":1: "},
+      {"strict: \"flase\"\n",
+       ":1: strict: \"flase\" is neither true nor false; write true, 1, yes, on or false, 0, no, off"},
+  };
+  for (const auto& [text, expected] : bad) {
+    const TempFile file(text);
+    const std::string error = ErrorOf(LoadWith({"--config", file.path()}));
+    EXPECT_TRUE(error.starts_with(file.path() + expected)) << text << "->" << error;
+    EXPECT_TRUE(expected.size() <= 4 || error == file.path() + expected) << text << "->" << error;
+  }
+  const TempFile file("ram: &size !!str 64MiB\r\nmax_cpu_size: *size\r\nstrict: ON\r\napi_key: 1e3\r\nshared: yes\r\n");
+  const auto parsed = LoadWith({"--config", file.path()});
+  ASSERT_TRUE(parsed) << ErrorOf(parsed);
+  EXPECT_EQ(parsed->values.Bytes("max-cpu-size"), 64u << 20);
+  EXPECT_TRUE(parsed->values.Bool("strict"));
+  EXPECT_EQ(parsed->values.Text("api-key"), "1e3");
+  EXPECT_EQ(parsed->values.Text("shared"), "yes");
+}
+
+// A variable that a script has not set must not switch something off.
+TEST(Config, AnEmptyFlagIsAnErrorAndAnEmptyVariableIsNone) {
+  EXPECT_EQ(ErrorOf(LoadWith({"--shared="})), "--shared: empty; give a value, or leave the option out");
+  EXPECT_EQ(ErrorOf(LoadWith({"--api-key", ""})), "--api-key: empty; give a value, or leave the option out");
+  EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_API_KEY", " \n"}})),
+            "TERRACE_API_KEY: api-key: empty; give a value, or leave the option out");
+  EXPECT_EQ(LoadWith({}, {{"TERRACE_CHUNK", ""}})->values.Int("chunk"), 256);
+}
+
+// As files and variables that hold a secret end, in containers as a rule.
+TEST(Config, BlanksAroundASecretAreNotOfIt) {
+  EXPECT_EQ(LoadWith({}, {{"TERRACE_API_KEY", " hush\r\n"}})->values.Text("api-key"), "hush");
+  EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_API_KEY", "hu\nsh"}})),
+            "TERRACE_API_KEY: api-key: a line break or another control character is in it; remove it");
+}
+
+TEST(Config, NoSecretIsShownByAnErrorOrADump) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"--api-key=", "sesame"},
+                                               {"--api-key=open", "sesame"},
+                                               {"--api-key", "open", "sesame"},
+                                               {"--api-key", "open", "sesame", "more"},
+                                               {"--api-kye", "sesame"},
+                                               {"--api-kye=sesame"},
+                                               {"--api-key=sesame\n1"}}) {
+    const std::string error = ErrorOf(LoadWith(args));
+    EXPECT_NE(error, "(no error)");
+    EXPECT_EQ(error.find("sesame"), std::string::npos) << error;
+  }
+  for (const char* text : {"api_key: [sesame]\n", "api_key: {sesame: 1}\n", "api_key sesame\n", "api_key: sesame: 1\n",
+                           "api_key: sesame\napi_key: sesame\n", "api_key: !x sesame\n"}) {
+    const std::string error = ErrorOf(LoadWith({"--config", TempFile(text).path()}));
+    EXPECT_NE(error, "(no error)") << text;
+    EXPECT_EQ(error.find("sesame"), std::string::npos) << error;
+  }
+  const auto parsed = LoadWith({"--shared=https://AK:ses/ame@host/p", "--backends=http://u:sesame@a,http://b"});
+  const std::string dump = parsed->values.Dump();
+  EXPECT_NE(dump.find("shared = https://***@host/p "), std::string::npos) << dump;
+  EXPECT_NE(dump.find("backends = http://***@a,http://b "), std::string::npos) << dump;
+}
+
 TEST(Config, AValueThatLosesIsStillChecked) {
   EXPECT_EQ(ErrorOf(LoadWith({"--ram=1GiB"}, {{"TERRACE_RAM", "5 apples"}})),
             "TERRACE_RAM: ram: \"5 apples\" is not a size; write 512MiB, 5GB or a number of bytes");
@@ -274,7 +456,7 @@ TEST(Config, ANeededOptionIsAskedForButNotByHelpOrPrintConfig) {
   Schema schema = TestSchema();
   schema.options.push_back({.name = "model", .help = "GGUF file", .required = true});
   EXPECT_EQ(ErrorOf(LoadWith({}, {}, schema)), "--model is needed: GGUF file");
-  EXPECT_EQ(ErrorOf(LoadWith({"--model="}, {}, schema)), "--model is needed: GGUF file");
+  EXPECT_EQ(ErrorOf(LoadWith({"--model="}, {}, schema)), "--model: empty; give a value, or leave the option out");
   EXPECT_TRUE(LoadWith({"--model", "m.gguf"}, {}, schema));
   EXPECT_TRUE(LoadWith({"--help", "--nonsense"}, {}, schema)->help);
   EXPECT_TRUE(LoadWith({"--print-config"}, {}, schema)->print_config);
@@ -298,6 +480,19 @@ TEST(Config, HelpNamesEveryOptionWithItsDefaultAndChoices) {
   EXPECT_NE(help.find("KV type (one of f16, q8_0; default f16)"), std::string::npos);
   EXPECT_NE(help.find("Key (also from VLLM_API_KEY)"), std::string::npos);
   EXPECT_NE(help.find("--print-config"), std::string::npos);
+}
+
+TEST(Config, TheReferenceHasARowForEveryOption) {
+  const std::string page = Reference(TestSchema());
+  for (const char* row :
+       {"\n`--ram` | `TERRACE_RAM` | `ram` | size | 2GiB | RAM for KV\n",
+        "\n`--load-deadline` | `TERRACE_LOAD_DEADLINE` | `load_deadline` | time | 5s | Give up after\n",
+        "\n`--kv-type` | `TERRACE_KV_TYPE` | `kv_type` | f16, q8_0 | f16 | KV type\n",
+        "\n`--api-key` | `TERRACE_API_KEY`, `VLLM_API_KEY` | `api_key` | secret |  | Key\n",
+        "\n`--config` | `TERRACE_CONFIG` |  | text |  | "}) {
+    EXPECT_NE(page.find(row), std::string::npos) << row << page;
+  }
+  EXPECT_EQ(static_cast<size_t>(std::count(page.begin(), page.end(), '\n')), 2 + TestSchema().options.size() + 3);
 }
 
 TEST(Config, NearestIsASlipAwayOrNothing) {

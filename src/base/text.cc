@@ -29,4 +29,23 @@ std::vector<std::string> SplitList(std::string_view text) {
   return items;
 }
 
+std::string WithoutUserInfo(std::string_view text) {
+  constexpr std::string_view kScheme = "://";
+  std::string shown;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(','), text.size());
+    const std::string_view item = text.substr(0, end);
+    const size_t scheme = item.find(kScheme);
+    const size_t at = item.rfind('@');
+    if (scheme != std::string_view::npos && at != std::string_view::npos && at > scheme) {
+      shown += std::string(item.substr(0, scheme + kScheme.size())) + "***" + std::string(item.substr(at));
+    } else {
+      shown += item;
+    }
+    if (end < text.size()) shown += ',';
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return shown;
+}
+
 }  // namespace terrace
