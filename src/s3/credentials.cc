@@ -1,11 +1,14 @@
 #include "s3/credentials.h"
 
+#include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "s3/endpoint.h"
 #include "s3/failure.h"
 #include "s3/xml.h"
@@ -49,7 +52,7 @@ std::optional<Section> ReadSection(const std::string& text, const std::string& t
       inside = Trim(line.substr(1, line.find(']') - 1)) == title;
       if (inside && !section) section.emplace();
     } else if (const size_t equals = line.find('='); inside && equals != std::string::npos) {
-      section->emplace(Trim(line.substr(0, equals)), Trim(line.substr(equals + 1)));
+      section->emplace(Lower(Trim(line.substr(0, equals))), Trim(line.substr(equals + 1)));
     }
   }
   return section;
@@ -105,7 +108,8 @@ CredentialsChain::CredentialsChain(CredentialsOptions options, HttpClient& http,
       reloads_(metrics.GetCounter("terrace_s3_credential_reloads_total",
                                   "Times that credentials were looked for again after a refusal.")) {}
 
-std::string CredentialsChain::Env(const char* name) const { return options_.environment(name).value_or(""); }
+// What is read from a file or pasted often ends with a line break.
+std::string CredentialsChain::Env(const char* name) const { return Trim(options_.environment(name).value_or("")); }
 
 int64_t CredentialsChain::NowSeconds() const { return static_cast<int64_t>(clock_.WallNs() / 1'000'000'000); }
 
@@ -179,6 +183,12 @@ void CredentialsChain::Fetch() {
   if (!found) return Fetched(tl::unexpected(found.error()));
   source_ = found->source;
   may_change_ = found->may_change;
+  const Credentials& keys = found->credentials;
+  for (const std::string* text : {&keys.access_key_id, &keys.secret_access_key, &keys.session_token}) {
+    if (std::any_of(text->begin(), text->end(), [](unsigned char c) { return std::iscntrl(c) != 0; })) {
+      return Fetched(Fail(Code::kDenied, "the keys of " + source_ + " have a line break in them"));
+    }
+  }
   if (found->web_identity) return AssumeRole(*found->web_identity);
   expires_ = 0;
   Fetched(found->credentials);

@@ -1,8 +1,13 @@
 #include "s3/endpoint.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <algorithm>
 #include <charconv>
 #include <optional>
+
+#include "base/text.h"
 
 namespace terrace::s3 {
 namespace {
@@ -19,6 +24,10 @@ bool IsIpv4(std::string_view host) {
          std::all_of(host.begin(), host.end(), [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
 }
 bool IsIpv6(std::string_view host) { return host.find(':') != std::string_view::npos; }
+bool IsWellFormedIpv6(const std::string& host) {
+  in6_addr address;
+  return inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
 
 bool IsBucketName(std::string_view bucket) {
   return !bucket.empty() && bucket != "." && bucket != ".." && std::all_of(bucket.begin(), bucket.end(), [](char c) {
@@ -44,6 +53,17 @@ std::string Join(std::string_view a, std::string_view b) {
   return std::string(a) + (a.empty() || b.empty() ? "" : "/") + std::string(b);
 }
 
+// Some servers take a/../b and a//b for other names than the listing then shows.
+bool HasOddPart(std::string_view prefix) {
+  while (!prefix.empty()) {
+    const size_t end = std::min(prefix.find('/'), prefix.size());
+    const std::string_view part = prefix.substr(0, end);
+    if (part.empty() || part == "." || part == "..") return true;
+    prefix.remove_prefix(std::min(end + 1, prefix.size()));
+  }
+  return false;
+}
+
 struct Authority {
   std::string host;
   std::optional<uint16_t> port;
@@ -56,7 +76,7 @@ std::optional<Authority> ParseAuthority(std::string_view text) {
     const size_t end = text.find(']');
     if (end == std::string_view::npos) return std::nullopt;
     authority.host = text.substr(1, end - 1);
-    if (!IsIpv6(authority.host)) return std::nullopt;
+    if (!IsWellFormedIpv6(authority.host)) return std::nullopt;
     port = text.substr(end + 1);
   } else {
     const size_t colon = text.find(':');
@@ -110,31 +130,36 @@ std::string Endpoint::Describe() const {
 
 Result<Endpoint> ParseEndpoint(const EndpointOptions& options) {
   const auto refuse = [&](const std::string& why) {
-    return Fail(Code::kInvalid, "\"" + options.endpoint + "\" " + why);
+    return Fail(Code::kInvalid, "\"" + WithoutUserInfo(Trimmed(options.endpoint)) + "\" " + why);
   };
-  std::string_view rest = options.endpoint;
-  std::string_view scheme;
-  if (const size_t at = rest.find("://"); at != std::string_view::npos) {
-    scheme = rest.substr(0, at);
-    rest.remove_prefix(at + 3);
-  }
-  if (!scheme.empty() && scheme != "http" && scheme != "https" && scheme != "s3") {
+  std::string_view rest = Trimmed(options.endpoint);
+  const size_t colon = rest.find("://");
+  const bool has_scheme = colon != std::string_view::npos;
+  const std::string scheme = has_scheme ? Lower(rest.substr(0, colon)) : "";
+  if (has_scheme) rest.remove_prefix(colon + 3);
+  if (has_scheme && scheme != "http" && scheme != "https" && scheme != "s3") {
     return refuse("is no endpoint: write http://host:port, https://host:port or s3://bucket.host:port");
   }
   const bool is_s3 = scheme == "s3";
+  // A secret may have slashes in it. In the path of s3:// an @ may be meant.
+  if (rest.substr(0, is_s3 ? rest.find('/') : rest.size()).find('@') != std::string_view::npos) {
+    return Fail(Code::kInvalid, "the endpoint has credentials in it: give them by environment or profile");
+  }
   const size_t slash = std::min(rest.find('/'), rest.size());
   const std::string_view path = TrimSlashes(rest.substr(slash));
   rest = rest.substr(0, slash);
-  if (rest.find('@') != std::string_view::npos) {
-    return Fail(Code::kInvalid, "the endpoint has credentials in it: give them by environment or profile");
-  }
+  const std::string wanted_bucket(Trimmed(options.bucket));
 
   Endpoint endpoint{.scheme = scheme == "http" || (scheme != "https" && options.disable_tls) ? "http" : "https",
-                    .bucket = options.bucket,
+                    .bucket = wanted_bucket,
                     .prefix = Join(is_s3 ? path : "", options.prefix)};
   if (scheme == "https" && options.disable_tls) return refuse("says https, and TLS is disabled: choose one");
   if (!is_s3 && !path.empty()) {
     return refuse("has a path: the bucket and the prefix have options of their own");
+  }
+  if (HasOddPart(endpoint.prefix)) {
+    return Fail(Code::kInvalid,
+                "the prefix \"" + endpoint.prefix + "\" has an empty part, . or .. in it: leave it out");
   }
 
   const std::string amazon = "s3." + options.region + ".amazonaws.com";
@@ -143,7 +168,7 @@ Result<Endpoint> ParseEndpoint(const EndpointOptions& options) {
     if (!scheme.empty() && !is_s3) return refuse("has no host");
     if (endpoint.bucket.empty()) endpoint.bucket = rest;
     if (!rest.empty() && endpoint.bucket != rest) {
-      return refuse("names another bucket than " + options.bucket);
+      return refuse("names another bucket than " + wanted_bucket);
     }
     endpoint.host = amazon;
     amazon_default = true;
@@ -152,24 +177,25 @@ Result<Endpoint> ParseEndpoint(const EndpointOptions& options) {
   if (!amazon_default) {
     const std::optional<Authority> authority = ParseAuthority(rest);
     if (!authority) return refuse("has no host and port that can be read");
-    endpoint.host = authority->host;
+    endpoint.host = authority->host;  // Its case is kept until the bucket is out of it.
     port = authority->port;
   }
   if (is_s3 && !amazon_default) {
     // Everything after s3:// is the Host header.
-    const size_t dot = options.bucket.empty() ? endpoint.host.find('.') : options.bucket.size();
+    const size_t dot = wanted_bucket.empty() ? endpoint.host.find('.') : wanted_bucket.size();
     if (IsIpv6(endpoint.host) || IsIpv4(endpoint.host) || dot >= endpoint.host.size() || endpoint.host[dot] != '.') {
-      return refuse(options.bucket.empty() ? "does not begin with the bucket: s3://bucket.host"
-                                           : "does not begin with the bucket " + options.bucket);
+      return refuse(wanted_bucket.empty() ? "does not begin with the bucket: s3://bucket.host"
+                                          : "does not begin with the bucket " + wanted_bucket);
     }
     const std::string bucket = endpoint.host.substr(0, dot);
-    if (!options.bucket.empty() && bucket != options.bucket) {
-      return refuse("does not begin with the bucket " + options.bucket);
+    if (!wanted_bucket.empty() && bucket != wanted_bucket) {
+      return refuse("does not begin with the bucket " + wanted_bucket);
     }
     endpoint.bucket = bucket;
     endpoint.host.erase(0, dot + 1);
     if (!IsHostName(endpoint.host)) return refuse("has no host after the bucket");
   }
+  endpoint.host = Lower(endpoint.host);
   endpoint.port = port.value_or(endpoint.scheme == "https" ? 443 : 80);
   if (endpoint.bucket.empty()) {
     return options.endpoint.empty() ? Fail(Code::kInvalid, "no bucket is named") : refuse("comes without a bucket");
@@ -187,9 +213,12 @@ Result<Endpoint> ParseEndpoint(const EndpointOptions& options) {
       }
       endpoint.style = Style::kVirtual;
       break;
-    case Addressing::kAuto:
-      endpoint.style =
-          is_s3 || (endpoint.scheme == "https" && is_name && IsLabel(endpoint.bucket)) ? Style::kVirtual : Style::kPath;
+    case Addressing::kAuto: {
+      // No certificate's *.host matches a bucket with dots, whatever the URL looks like.
+      const bool can_match = endpoint.bucket.find('.') == std::string::npos || endpoint.scheme == "http";
+      const bool is_virtual = is_s3 ? can_match : endpoint.scheme == "https" && is_name && IsLabel(endpoint.bucket);
+      endpoint.style = is_virtual ? Style::kVirtual : Style::kPath;
+    }
   }
   return endpoint;
 }

@@ -49,8 +49,9 @@ struct Endpoint {
   std::string Describe() const;  // "https://s3.example:443, bucket kv, prefix chunks, virtual-hosted".
 };
 
-// Kinds: style is virtual-hosted if the endpoint says so (s3://), or is a name over https whose certificate can match
-// (bucket without dots); path otherwise. `addressing` decides where it is not kAuto. Errors say what to write instead.
+// Kinds: style is virtual-hosted if the endpoint says so (s3://), or is a name over https; path otherwise, and over
+// https if the bucket has dots, since no certificate matches it. Blanks around endpoint and bucket do not count, nor
+// does the case of scheme and host. `addressing` decides where it is not kAuto. Errors say what to write instead.
 Result<Endpoint> ParseEndpoint(const EndpointOptions& options);
 
 // Every byte but A-Z a-z 0-9 - . _ ~ as %XX; slashes stay unless `encode_slash`.

@@ -37,6 +37,47 @@ TEST(Endpoint, TheTableOfD18) {
             Is("https", "s3.example", 9000, "b", "p", Style::kVirtual));
 }
 
+// D18: other ways to write the same.
+TEST(Endpoint, BlanksCaseAndSlashesChangeNothing) {
+  const Endpoint path = Is("http", "h", 9000, "b", "p/q", Style::kPath);
+  for (const char* endpoint :
+       {"http://h:9000", "http://h:9000/", "http://h:9000//", " http://h:9000\n", "HTTP://H:9000", "Http://h:9000/ "}) {
+    for (const char* prefix : {"p/q", "/p/q", "p/q/", "//p/q//"}) {
+      EXPECT_EQ(Parse({.endpoint = endpoint, .bucket = " b ", .prefix = prefix}), path) << endpoint << prefix;
+    }
+  }
+  EXPECT_EQ(Parse({.endpoint = "h:9000", .bucket = "b", .prefix = "p/q", .disable_tls = true}), path);
+  const Endpoint virtual_hosted = Is("https", "s3.example", 443, "b", "p", Style::kVirtual);
+  for (const char* endpoint :
+       {"s3://b.s3.example/p", "s3://b.s3.example:443/p/", "S3://b.S3.EXAMPLE//p//", "\ts3://b.s3.example/p\r\n"}) {
+    EXPECT_EQ(Parse({.endpoint = endpoint}), virtual_hosted) << endpoint;
+    EXPECT_EQ(Parse({.endpoint = endpoint, .bucket = "b"}), virtual_hosted) << endpoint;
+  }
+  EXPECT_EQ(Parse({.endpoint = "https://s3.example:443/", .bucket = "b", .prefix = "p"}), virtual_hosted);
+  EXPECT_EQ(Parse({.endpoint = "s3.example", .bucket = "b", .prefix = "p"}), virtual_hosted);
+}
+
+// D18.
+TEST(Endpoint, AddressesHavePortsAndBracketsOfTheirOwn) {
+  EXPECT_EQ(Parse({.endpoint = "https://[2001:db8::1]", .bucket = "b"}),
+            Is("https", "2001:db8::1", 443, "b", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "[::1]:9000/", .bucket = "b", .disable_tls = true}),
+            Is("http", "::1", 9000, "b", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "http://127.0.0.1", .bucket = "b"}), Is("http", "127.0.0.1", 80, "b", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "http://[::ffff:10.0.0.1]:1", .bucket = "b"}).HostHeader(), "[::ffff:10.0.0.1]:1");
+}
+
+// D18.
+TEST(Endpoint, ABucketWithDotsIsAskedForByPathOverTls) {
+  EXPECT_EQ(Parse({.endpoint = "s3://b.c.s3.example", .bucket = "b.c"}),
+            Is("https", "s3.example", 443, "b.c", "", Style::kPath));
+  EXPECT_EQ(Parse({.endpoint = "s3://b.c.s3.example", .bucket = "b.c", .disable_tls = true}),
+            Is("http", "s3.example", 80, "b.c", "", Style::kVirtual));
+  EXPECT_EQ(Parse({.bucket = "b.c", .region = "r"}).style, Style::kPath);
+  EXPECT_EQ(Parse({.endpoint = "https://s3.example", .bucket = "b.c", .addressing = Addressing::kVirtual}).style,
+            Style::kVirtual);
+}
+
 TEST(Endpoint, AmazonsOwnNeedsNoEndpoint) {
   const Endpoint amazon = Is("https", "s3.eu-west-1.amazonaws.com", 443, "b", "", Style::kVirtual);
   EXPECT_EQ(Parse({.bucket = "b", .region = "eu-west-1"}), amazon);
@@ -77,6 +118,29 @@ TEST(Endpoint, WhatIsNoEndpointIsRefusedWithARemedy) {
       {.endpoint = "s3://b.s3.example", .bucket = "c"},
       {.endpoint = "s3://localhost:9000"},
       {.endpoint = "s3://b."},
+      {.endpoint = "s3://"},
+      {.endpoint = "s3:///b"},
+      {.endpoint = "s3://.s3.example"},
+      {.endpoint = "s3://[::1]:9000"},
+      {.endpoint = "s3:b.s3.example", .bucket = "b"},
+      {.endpoint = "://h", .bucket = "b"},
+      {.endpoint = "https:/h", .bucket = "b"},
+      {.endpoint = "https://h:", .bucket = "b"},
+      {.endpoint = "https://h:-1", .bucket = "b"},
+      {.endpoint = "https://h:9000x", .bucket = "b"},
+      {.endpoint = "https://h:9000:1", .bucket = "b"},
+      {.endpoint = "https://::1", .bucket = "b"},
+      {.endpoint = "https://[]", .bucket = "b"},
+      {.endpoint = "https://[::1]9000", .bucket = "b"},
+      {.endpoint = "https://[no:address]", .bucket = "b"},
+      {.endpoint = "https://[::1%eth0]", .bucket = "b"},
+      {.endpoint = "https://h?x=1", .bucket = "b"},
+      {.endpoint = "https://h#f", .bucket = "b"},
+      {.endpoint = "<endpoint>", .bucket = "b"},
+      {.endpoint = "s3://<bucket>.<storagegrid_s3_endpoint_fqdn>"},
+      {.endpoint = "https://h", .bucket = "b", .prefix = "../a"},
+      {.endpoint = "https://h", .bucket = "b", .prefix = "a//b"},
+      {.endpoint = "s3://b.s3.example/a/./b"},
       {.endpoint = "s3://10.0.0.1"},
       {.endpoint = "https://10.0.0.1", .bucket = "b", .addressing = Addressing::kVirtual},
       {},
@@ -86,9 +150,12 @@ TEST(Endpoint, WhatIsNoEndpointIsRefusedWithARemedy) {
     ASSERT_FALSE(endpoint) << options.endpoint << " + " << options.bucket;
     EXPECT_EQ(endpoint.error().code, Code::kInvalid);
   }
-  const Result<Endpoint> secret = ParseEndpoint({.endpoint = "https://AKIA:sesame@h", .bucket = "b"});
-  ASSERT_FALSE(secret);
-  EXPECT_EQ(secret.error().what.find("sesame"), std::string::npos);
+  for (const char* endpoint : {"https://AKIA:sesame@h", "https://AKIA:ses/ame@h", "s3://AKIA:sesame@b.h",
+                               "s3://AKIA:ses/ame@b.h", "ftp://AKIA:sesame@h", "AKIA:sesame@h"}) {
+    const Result<Endpoint> secret = ParseEndpoint({.endpoint = endpoint, .bucket = "b"});
+    ASSERT_FALSE(secret);
+    EXPECT_EQ(secret.error().what.find("ses"), std::string::npos) << secret.error().what;
+  }
 }
 
 TEST(Endpoint, UrlsNameTheBucketOnce) {

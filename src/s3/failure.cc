@@ -229,8 +229,10 @@ std::string Remedy(const Failure& failure, const Endpoint& endpoint) {
     case Trouble::kWrongCa:
       return "give the CA that signed the server's certificate by --s3-ca-file, and use the name in the certificate";
     case Trouble::kCaFile: return "correct --s3-ca-file: a PEM file that can be read";
-    case Trouble::kPlainServer: return "this port speaks plain http: write http:// in the endpoint";
-    case Trouble::kTlsServer: return "this port speaks TLS: write https:// in the endpoint";
+    case Trouble::kPlainServer:
+      return "this port speaks plain http: write http:// in the endpoint, or with s3:// --s3-disable-tls";
+    case Trouble::kTlsServer:
+      return "this port speaks TLS: write https:// in the endpoint, or with s3:// --s3-disable-tls=off";
     case Trouble::kNoS3: return "this is no S3 endpoint: correct the host and port";
     case Trouble::kNoCredentials:
       return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile by AWS_PROFILE";

@@ -1,6 +1,10 @@
 #include "s3/options.h"
 
+#include <algorithm>
+#include <cctype>
 #include <string>
+
+#include "base/text.h"
 
 namespace terrace::s3 {
 
@@ -64,7 +68,7 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   const auto env = [&](const char* name) { return environment(name).value_or(""); };
   const auto first = [](std::initializer_list<std::string> texts) {
     for (const std::string& text : texts) {
-      if (!text.empty()) return text;
+      if (!Trimmed(text).empty()) return std::string(Trimmed(text));
     }
     return std::string();
   };
@@ -77,7 +81,7 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   ClientOptions options;
   options.credentials.environment = environment;
   options.credentials.profile = values.Text("s3-profile");
-  options.credentials.fixed = {.access_key_id = values.Text("s3-access-key-id"),
+  options.credentials.fixed = {.access_key_id = std::string(Trimmed(values.Text("s3-access-key-id"))),
                                .secret_access_key = values.Text("s3-secret-access-key"),
                                .session_token = values.Text("s3-session-token")};
   if (options.credentials.fixed.access_key_id.empty() != options.credentials.fixed.secret_access_key.empty()) {
@@ -85,6 +89,12 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   }
   options.region = first({values.Text("s3-region"), ConfiguredRegion(options.credentials), "us-east-1"});
   options.credentials.region = options.region;
+  // It is part of a header and, without an endpoint, of a host's name.
+  if (!std::all_of(options.region.begin(), options.region.end(),
+                   [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; })) {
+    return Fail(Code::kInvalid,
+                values.Place("s3-region") + ": the region has more than letters, digits and hyphens in it: correct it");
+  }
   options.http.ca_file = first({values.Text("s3-ca-file"), env("AWS_CA_BUNDLE")});
   options.http.http2 = values.Bool("s3-http2");
   options.sign_payload = values.Bool("s3-sign-payload");
@@ -105,7 +115,7 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
                      .addressing = addressing == "path"      ? Addressing::kPath
                                    : addressing == "virtual" ? Addressing::kVirtual
                                                              : Addressing::kAuto});
-  if (!endpoint) return Fail(endpoint.error(), "--s3-endpoint");
+  if (!endpoint) return Fail(endpoint.error(), values.Place("s3-endpoint"));
   options.endpoint = *std::move(endpoint);
   return options;
 }

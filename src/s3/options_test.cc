@@ -61,6 +61,23 @@ TEST(S3Options, AnLMCacheUrlNamesItsBucket) {
   EXPECT_EQ(options.endpoint, (Endpoint{"http", "s3.example", 9000, "b", "", Style::kVirtual}));
 }
 
+TEST(S3Options, BlanksAroundWhatTheEnvironmentSaysDoNotCount) {
+  const ClientOptions options =
+      **Read({"--s3-bucket", "b", "--s3-access-key-id", " AK ", "--s3-secret-access-key", " SK "},
+             {{"AWS_ENDPOINT_URL_S3", "http://e:1\n"}, {"AWS_REGION", " eu-west-1\n"}, {"AWS_CA_BUNDLE", "/ca\n"}});
+  EXPECT_EQ(options.endpoint, (Endpoint{"http", "e", 1, "b", "", Style::kPath}));
+  EXPECT_EQ(options.region, "eu-west-1");
+  EXPECT_EQ(options.http.ca_file, "/ca");
+  EXPECT_EQ(options.credentials.fixed.access_key_id, "AK");
+  EXPECT_EQ(options.credentials.fixed.secret_access_key, "SK");
+}
+
+TEST(S3Options, ARegionIsAWord) {
+  EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-region", "us east"}));
+  EXPECT_FALSE(Read({"--s3-bucket", "b"}, {{"AWS_REGION", "us\nX-Header: 1"}}));
+  EXPECT_TRUE(Read({"--s3-bucket", "b", "--s3-region", "RegionOne"}));
+}
+
 TEST(S3Options, HalfAPairOfKeysIsAMistake) {
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-access-key-id", "AK"}));
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-secret-access-key", "SK"}));
