@@ -40,7 +40,10 @@ std::string Nearest(std::span<const Key> keys, std::string_view name) {
   return nearest ? "; did you mean \"" + *nearest + "\"?" : "";
 }
 
-std::optional<double> Number(const std::string& text) {
+std::optional<double> Number(std::string_view text) {
+  text = Trimmed(text);
+  // LMCache reads 010 as octal.
+  if (text.size() > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9') return std::nullopt;
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || std::isnan(value)) return std::nullopt;
@@ -124,6 +127,10 @@ class Translator {
     out_.file = path;
     try {
       const YAML::Node document = YAML::Load(*text);
+      if (const auto line = config::SecondDocument(*text)) {
+        return Fail(Code::kInvalid,
+                    path + ":" + std::to_string(*line) + ": a configuration is one YAML document; it ends here");
+      }
       if (document.IsNull()) return {};
       if (!document.IsMap()) return Fail(Code::kInvalid, path + ":1: expected `key: value` lines");
       return Add(document, Keys(), top_, [&](const YAML::Node& key) { return At(path, key); });
@@ -222,15 +229,15 @@ class Translator {
     out_.notes.push_back(given.where + ": " + name + ": " + std::string(text));
   }
 
-  void Preset(std::string option, std::string value, const std::string& name, const Given& given) {
-    out_.presets.push_back({std::move(option), std::move(value), given.where + " " + name});
+  void Preset(std::string option, const std::string& value, const std::string& name, const Given& given) {
+    out_.presets.push_back({std::move(option), std::string(Trimmed(value)), given.where + " " + name});
   }
 
   // Null and "" are as not given.
   static const Given* Set(const std::map<std::string, Given>& in, const std::string& name) {
     const auto found = in.find(name);
     if (found == in.end() || found->second.node.IsNull()) return nullptr;
-    if (found->second.node.IsScalar() && found->second.node.Scalar().empty()) return nullptr;
+    if (found->second.node.IsScalar() && Trimmed(found->second.node.Scalar()).empty()) return nullptr;
     return &found->second;
   }
 
@@ -337,8 +344,10 @@ class Translator {
 
   Result<void> MapRemoteUrl() {
     const Given* given = Set(top_, "remote_url");
-    const std::string url = given != nullptr ? given->node.Scalar() : "";
-    if (url.starts_with("s3://")) {
+    const std::string url(given != nullptr ? Trimmed(given->node.Scalar()) : "");
+    const size_t end = url.find("://");
+    const std::string scheme = end == std::string::npos ? "" : Lower(url.substr(0, end));
+    if (scheme == "s3") {
       Preset("s3-endpoint", url, "remote_url", *given);
       for (const auto& [key, option] :
            {std::pair("s3_region", "s3-region"), std::pair("disable_tls", "s3-disable-tls"),
@@ -353,7 +362,7 @@ class Translator {
       if (const Given* value = Set(extra_, key)) Note(key, *value, "not used: remote_url is no s3:// address");
     }
     if (url.empty()) return {};
-    if (url.starts_with("fs://")) {  // fs://host:port/dir: LMCache ignores host and port, too.
+    if (scheme == "fs") {  // fs://host:port/dir: LMCache ignores host and port, too.
       const size_t slash = url.find('/', 5);
       if (slash != std::string::npos && slash + 1 < url.size()) {
         return MapShared("remote_url", {YAML::Node(url.substr(slash)), given->where});
@@ -361,8 +370,6 @@ class Translator {
       if (const Given* path = Set(extra_, "fs_base_path")) return MapShared("fs_base_path", *path);
       return Fail(Code::kInvalid, given->where + ": remote_url: fs:// needs a directory: fs://localhost/mnt/kvcache");
     }
-    const size_t end = url.find("://");
-    const std::string scheme = end == std::string::npos ? "" : url.substr(0, end);
     return Fail(Code::kInvalid,
                 given->where + ": remote_url: " +
                     (scheme.empty() ? "expected s3:// or fs://" : "there is no " + scheme + ":// storage here") +

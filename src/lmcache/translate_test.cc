@@ -131,6 +131,18 @@ TEST(Lmcache, VariablesAloneAreAConfiguration) {
   EXPECT_THAT(got->notes, IsEmpty());
 }
 
+// What shells and container files leave around a value.
+TEST(Lmcache, BlanksAroundAValueDoNotCount) {
+  const auto got = Translate({{"LMCACHE_MAX_LOCAL_CPU_SIZE", " 0.5 "},
+                              {"LMCACHE_REMOTE_URL", " S3://b.s3.example\n"},
+                              {"LMCACHE_SAVE_DECODE_CACHE", " OFF "},
+                              {"LMCACHE_LOCAL_DISK", " "},
+                              {"LMCACHE_EXTRA_CONFIG", R"({"aws_secret_access_key": "wJalr\n", "s3_region": ""})"}});
+  ASSERT_TRUE(got) << got.error().what;
+  EXPECT_THAT(Options(*got), ElementsAre("save-decode-cache=OFF", "ram=536870912", "s3-endpoint=S3://b.s3.example",
+                                         "s3-secret-access-key=wJalr"));
+}
+
 TEST(Lmcache, NothingIsNothing) {
   const auto got = Translate({});
   ASSERT_TRUE(got);
@@ -178,6 +190,16 @@ TEST(Lmcache, ValuesAreCheckedLikeOurOwn) {
   EXPECT_EQ(Bad("remote_url: [a]\n"), "F:1: remote_url: expected text");
   EXPECT_EQ(Bad("extra_config: 5\n"), "F:1: extra_config: expected a map of keys and values");
   EXPECT_EQ(Bad("chunk_size: 1\nchunk_size: 2\n"), "F:2: chunk_size is set a second time; remove one");
+  EXPECT_EQ(Bad("chunk_size: 0400\n"), "F:1: chunk_size: expected a number") << "octal there";
+  EXPECT_EQ(Bad("chunk_size: 0x100\n"), "F:1: chunk_size: expected a number");
+  EXPECT_EQ(Bad("max_local_cpu_size: 5GB\n"), "F:1: max_local_cpu_size: expected a number");
+  EXPECT_EQ(Bad("max_local_cpu_size: .inf\n"), "F:1: max_local_cpu_size: expected a number");
+  EXPECT_THAT(Bad("max_local_cpu_size: inf\n"), HasSubstr("this is too much"));
+  EXPECT_EQ(Bad("chunk_size: 1\n---\nchunk_size: 2\n"), "F:2: a configuration is one YAML document; it ends here");
+  EXPECT_EQ(Bad("extra_config:\n  disable_tls: True\n  disable_tls: False\n"),
+            "F:3: disable_tls is set a second time; remove one");
+  EXPECT_EQ(Bad("enable_xpyd: false\nenable_pd: false\n"), "F:2: enable_pd is set a second time; remove one");
+  EXPECT_EQ(Bad("extra_config:\n  disable_tls: <True/False>\n"), "F:2: disable_tls: expected true or false");
   EXPECT_EQ(Bad("- a\n"), "F:1: expected `key: value` lines");
   EXPECT_THAT(Bad("a: [\n"), HasSubstr("F:2: "));
   EXPECT_THAT(Bad("", {{"LMCACHE_EXTRA_CONFIG", "{{{"}}), HasSubstr("LMCACHE_EXTRA_CONFIG: not JSON"));
