@@ -48,6 +48,7 @@ class S3Tier final : public Tier {
   void Load(std::vector<LoadItem> items, TimePoint deadline, std::shared_ptr<LoadBatch> done) override;
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override;
   void Erase(std::span<const Digest> keys) override;
+  Result<void> ProbeSave(uint64_t payload_bytes) override;
   Result<ScanPage> Scan(const std::string& cursor, size_t limit) override;
   TierStats stats() const override;
   CloseReport Close(TimePoint deadline) override;
@@ -653,6 +654,15 @@ void S3Tier::ReadHeader(const Digest& key, TimePoint deadline, Header done) {
 }
 
 // ---- For people
+
+// A bucket is never full; whether it may be written is what the check at the start asks.
+Result<void> S3Tier::ProbeSave(uint64_t) {
+  if (!Begin()) return Fail(Code::kUnavailable, "s3: the tier is closed");
+  const s3::CheckResult check = s3::CheckBucket(*store_, Now() + options_.check_timeout);
+  End();
+  if (check.failure || !check.format.empty()) return tl::unexpected(s3::CheckError(check, store_->endpoint()));
+  return {};
+}
 
 Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
   if (!cursor.empty() && !Digest::FromHex(cursor)) return Fail(Code::kInvalid, "\"" + cursor + "\" is no cursor");
