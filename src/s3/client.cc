@@ -168,7 +168,10 @@ class Client final : public ObjectStore, private MultipartHost {
         return done(named, {});
       }
       Result<ListPage> page = ParseListPage(response.text);
-      if (page) return done({}, *page);
+      if (page) {
+        page->now = ParseHttpDate(response.Header("date")).value_or(0);
+        return done({}, *page);
+      }
       const bool lists_buckets = is_virtual && IsListOfBuckets(response.text);
       done({.trouble = lists_buckets ? Trouble::kNeedsPathStyle : Trouble::kNoS3,
             .status = response.status,
@@ -229,8 +232,9 @@ class Client final : public ObjectStore, private MultipartHost {
     call->method = "PUT";
     call->key = std::move(request.key);
     call->headers = {{"content-type", "application/octet-stream"}};
-    const bool conditional = request.only_if_absent && !no_conditions_;
-    if (conditional) call->headers.emplace_back("if-none-match", "*");
+    const bool conditional = (request.only_if_absent || !request.if_match.empty()) && !no_conditions_;
+    if (conditional && request.only_if_absent) call->headers.emplace_back("if-none-match", "*");
+    if (conditional && !request.if_match.empty()) call->headers.emplace_back("if-match", request.if_match);
     call->body = std::move(request.body);
     call->owner = std::move(request.owner);
     call->deadline = request.deadline;
@@ -416,7 +420,9 @@ class Client final : public ObjectStore, private MultipartHost {
 
   // The head of an answer with a body. False: it is not the answer to this request.
   static bool Begin(Call& call, const HttpResponse& head) {
-    call.info = {.etag = head.Header("etag")};
+    call.info = {.etag = head.Header("etag"),
+                 .modified = ParseHttpDate(head.Header("last-modified")).value_or(0),
+                 .now = ParseHttpDate(head.Header("date")).value_or(0)};
     // Objects are written as octet streams: XML is an error that came with 200.
     call.is_document = head.Header("content-type").find("xml") != std::string::npos;
     if (call.is_document) return true;

@@ -23,6 +23,9 @@ namespace terrace::s3 {
 struct ObjectInfo {
   uint64_t bytes = 0;  // Of the whole object.
   std::string etag;
+  // Of an answer to a GET: when the object was written, and when the answer was; Unix seconds by the server's clock, 0
+  // if it did not say.
+  int64_t modified = 0, now = 0;
 };
 
 struct GetRequest {
@@ -40,6 +43,7 @@ struct PutRequest {
   std::vector<std::span<const std::byte>> body;  // One after the other.
   std::shared_ptr<const void> owner;             // Keeps `body` alive.
   bool only_if_absent = false;  // kExists if the server honours it and the object is there; else it is written.
+  std::string if_match;         // Not "": kExists if the server honours it and the object's ETag is another.
   TimePoint deadline = TimePoint::max();
 };
 

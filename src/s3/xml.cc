@@ -54,6 +54,7 @@ Result<ListPage> ParseListPage(std::string_view text) {
     if (object.key.empty() || !ParseNumber(std::string_view(node.child_value("Size")), object.bytes)) {
       return NotA("list of objects with keys and sizes", document);
     }
+    object.modified = ParseIsoTime(node.child_value("LastModified")).value_or(0);
     page.objects.push_back(std::move(object));
   }
   if (std::string_view(document.root().child_value("IsTruncated")) == "true") {

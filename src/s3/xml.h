@@ -27,9 +27,11 @@ struct ListPage {
   struct Object {
     std::string key;
     uint64_t bytes = 0;
+    int64_t modified = 0;  // Unix seconds by the server's clock; 0: it did not say.
   };
   std::vector<Object> objects;
   std::string next;  // Continuation token; "" at the end.
+  int64_t now = 0;   // The server's time, from the answer's head: Unix seconds; 0: it did not say.
 };
 // kUnavailable if it is no list of objects. A list of buckets is named: the server does not know virtual-hosted style.
 Result<ListPage> ParseListPage(std::string_view text);

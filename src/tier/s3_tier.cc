@@ -23,6 +23,7 @@ namespace {
 using s3::Failure;
 using s3::ObjectInfo;
 using s3::Trouble;
+using std::chrono::milliseconds;
 
 constexpr const char* kTierName = "s3";
 constexpr const char* kSuffix = ".kvf";
@@ -31,6 +32,8 @@ constexpr size_t kScanPageMax = 256;  // Each name costs a read of its header.
 constexpr std::chrono::seconds kScanTimeout{20};
 constexpr std::chrono::seconds kUploadsEvery{6 * 3600};
 constexpr int kSaveLooksMax = 3;  // Looks at what stands in a save's way.
+constexpr milliseconds kTtlListMin{1'000};
+constexpr int kListingsOfTtl = 8;
 
 LoadResult Miss(Reason reason) { return {.outcome = Outcome::kMiss, .reason = reason}; }
 SaveResult Declined(Reason reason) { return {.outcome = Outcome::kDeclined, .reason = reason}; }
@@ -85,16 +88,21 @@ class S3Tier final : public Tier {
   void SettleSave(const SavingPtr& saving, SaveResult result);
   void FailSave(const SavingPtr& saving, const Failure& failure);
 
-  void EraseOne(const Digest& key);
+  using Erased = std::function<void(const Failure&)>;
+  void EraseOne(const Digest& key, const Erased& erased = {});
+  void Collect(const Digest& key, const Erased& erased);
   void SetAside(const Digest& key, Reason reason);
 
   void NextProbeRound(const ProbingPtr& probing);
   void ProbeAnswered(const ProbingPtr& probing, size_t position, bool present);
   void ProbeEnded(const ProbingPtr& probing, const std::optional<Error>& trouble);
 
+  void ListSoon();
   void ListAll();
-  void ListPage(TimePoint begun, const std::string& token);
+  milliseconds ListAfter() const;
+  void ListPage(const std::string& token);
   void CollectUploads();
+  bool HasRoom(uint64_t bytes) const;
   // The header of an object, as far as it has one, to `done`.
   using Header = std::function<void(const Failure& failure, uint64_t total, std::span<const std::byte> header)>;
   void ReadHeader(const Digest& key, TimePoint deadline, Header done);
@@ -127,6 +135,17 @@ class S3Tier final : public Tier {
   std::unordered_map<Digest, std::deque<Task>, DigestHash> locked_;  // What waits for the key.
   std::unordered_map<Digest, size_t, DigestHash> erasing_;           // Erases that have not ended.
   size_t loading_ = 0;                                               // Loads that have calls on their way.
+  std::unique_ptr<S3Collector> collector_;                           // Null: there are no bounds.
+  struct {
+    bool running = false;
+    bool again = false;   // Another one is wanted as soon as this one has ended.
+    uint64_t number = 0;  // Of the timer that begins the next one.
+    TimePoint begun;
+    int64_t bytes = 0;
+    int64_t changed_before = 0;
+  } listing_;
+  // What the last listing saw, and what we wrote less what we removed since it began.
+  int64_t listed_bytes_ = 0, changed_bytes_ = 0;
 };
 
 struct S3Tier::Loading {
@@ -175,7 +194,24 @@ S3Tier::S3Tier(std::unique_ptr<s3::ObjectStore> store, const S3TierOptions& opti
                                              {{"tier", kTierName}, {"operation", "load"}})),
       save_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
                                              {{"tier", kTierName}, {"operation", "save"}})),
-      index_({.positive_ttl = options.positive_ttl, .negative_ttl = options.negative_ttl}) {}
+      index_({.positive_ttl = options.positive_ttl, .negative_ttl = options.negative_ttl}) {
+  if (!options_.bounds.any()) return;
+  S3Collector::Hooks hooks{
+      .remove = [this](const Digest& key, const Erased& done) { Collect(key, done); },
+      .parent_of =
+          [this](const Digest& key, const auto& done) {
+            ReadHeader(key, TimePoint::max(),
+                       [key, done](const Failure& failure, uint64_t total, std::span<const std::byte> header) {
+                         const auto decoded = DecodeFrameHeader(header, total);
+                         const Frame* frame = std::get_if<Frame>(&decoded);
+                         done(failure, frame != nullptr && frame->info.key == key ? frame->info.parent : key);
+                       });
+          },
+      .list = [this] { ListSoon(); }};
+  collector_ = std::make_unique<S3Collector>(
+      S3Collector::Options{.bounds = options_.bounds, .lease_life = options_.lease_life},
+      s3::WithPrefix(store_->endpoint(), ""), *store_, deps_.clock, deps_.metrics, std::move(hooks));
+}
 
 Result<void> S3Tier::Start() {
   const s3::CheckResult check = s3::CheckBucket(*store_, Now() + options_.check_timeout);
@@ -185,6 +221,7 @@ Result<void> S3Tier::Start() {
   store_->executor().Post([this] {
     ListAll();
     CollectUploads();
+    if (collector_) collector_->Begin();
   });
   return {};
 }
@@ -339,6 +376,7 @@ void S3Tier::FrameEnded(const LoadingPtr& loading) {
   const Reason reason = loading->mixed ? Reason::kDamaged : loading->frame->Finish(loading->total);
   if (reason == Reason::kNone) {
     index_.Saw(key, loading->frame->object_bytes(), Now());
+    if (collector_) collector_->Used(loading->frame->frame().info);
     const bool usual = loading->frame->frame().segment_bytes == kSegmentBytes;
     SegmentHashes hashes = usual ? loading->frame->hashes() : HashSegments(loading->item.into);
     return SettleLoad(loading, {.outcome = Outcome::kHit,
@@ -471,6 +509,7 @@ void S3Tier::Inspect(const SavingPtr& saving) {
 void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   const SaveItem& item = saving->item;
   const uint64_t bytes = item.payload.size();
+  if (!HasRoom(FrameBytes(bytes))) return SettleSave(saving, Declined(Reason::kFull));
   saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, item.hashes.get());
   saving->padding.assign(PaddedBytes(bytes) - bytes, std::byte{0});
   s3::PutRequest request{.key = KeyName(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
@@ -479,9 +518,18 @@ void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   store_->Put(std::move(request), [this, saving](const Failure& failure, const ObjectInfo&) {
     if (failure.trouble == Trouble::kExists && saving->looks < kSaveLooksMax) return Inspect(saving);
     if (failure) return FailSave(saving, failure);
-    index_.Saw(saving->item.info.key, FrameBytes(saving->item.payload.size()), Now());
+    const uint64_t written = FrameBytes(saving->item.payload.size());
+    index_.Saw(saving->item.info.key, written, Now());
+    changed_bytes_ += static_cast<int64_t>(written);
+    if (collector_) collector_->Saved(saving->item.info, written);
     SettleSave(saving, {.outcome = Outcome::kHit});
   });
+}
+
+// As far as we know: what others wrote since the last listing is not in it.
+bool S3Tier::HasRoom(uint64_t bytes) const {
+  const auto max = static_cast<int64_t>(options_.bounds.bytes_max);
+  return max == 0 || listed_bytes_ + changed_bytes_ + static_cast<int64_t>(bytes) <= max;
 }
 
 void S3Tier::FailSave(const SavingPtr& saving, const Failure& failure) {
@@ -517,16 +565,29 @@ void S3Tier::Erase(std::span<const Digest> keys) {
 }
 
 // With the key locked, counted in erasing_.
-void S3Tier::EraseOne(const Digest& key) {
-  store_->Delete(KeyName(key), TimePoint::max(), [this, key](const Failure& failure, const ObjectInfo&) {
+void S3Tier::EraseOne(const Digest& key, const Erased& erased) {
+  store_->Delete(KeyName(key), TimePoint::max(), [this, key, erased](const Failure& failure, const ObjectInfo&) {
     index_.Forget(key);  // A save that was on its way.
+    if (!failure && collector_) changed_bytes_ -= static_cast<int64_t>(collector_->Erased(key));
     if (failure && failure.trouble != Trouble::kCancelled) {
       log::Warn("s3_erase_failed", {{"key", KeyName(key)}, {"why", failure.Describe()}});
     }
     if (--erasing_[key] == 0) erasing_.erase(key);
+    if (erased) erased(failure);
     Unlock(key);
     End();
   });
+}
+
+// For the collector.
+void S3Tier::Collect(const Digest& key, const Erased& erased) {
+  if (!Begin()) {
+    store_->executor().Post([erased] { erased({.trouble = Trouble::kCancelled}); });
+    return;
+  }
+  index_.Forget(key);
+  ++erasing_[key];
+  Lock(key, [this, key, erased] { EraseOne(key, erased); });
 }
 
 // ---- What others have
@@ -598,29 +659,60 @@ void S3Tier::ProbeEnded(const ProbingPtr& probing, const std::optional<Error>& t
   End();
 }
 
+void S3Tier::ListSoon() {
+  if (listing_.running) {
+    listing_.again = true;
+  } else {
+    ListAll();
+  }
+}
+
 void S3Tier::ListAll() {
   if (options_.list_interval.count() == 0) {
     index_ready_.store(true, std::memory_order_relaxed);
     return;
   }
-  ListPage(Now(), "");
+  listing_ = {.running = true, .number = listing_.number + 1, .begun = Now(), .changed_before = changed_bytes_};
+  if (collector_) collector_->BeginListing();
+  ListPage("");
 }
 
-void S3Tier::ListPage(TimePoint begun, const std::string& token) {
-  store_->List({.prefix = root_, .token = token, .limit = kListPage}, [this, begun](const Failure& failure,
-                                                                                    const s3::ListPage& page) {
+milliseconds S3Tier::ListAfter() const {
+  if (!collector_) return options_.list_interval;
+  if (listing_.again) return milliseconds(0);
+  milliseconds after = options_.list_interval;
+  if (collector_->near_full(static_cast<uint64_t>(std::max<int64_t>(listed_bytes_ + changed_bytes_, 0)))) {
+    after = std::min(after, options_.list_pressed);
+  }
+  const milliseconds ttl = options_.bounds.ttl;
+  if (ttl.count() > 0 && collector_->holds_lease()) {
+    after = std::min(after, std::max(ttl / kListingsOfTtl, kTtlListMin));
+  }
+  return after;
+}
+
+void S3Tier::ListPage(const std::string& token) {
+  store_->List({.prefix = root_, .token = token, .limit = kListPage}, [this](const Failure& failure,
+                                                                             const s3::ListPage& page) {
     for (const auto& object : page.objects) {
       const std::optional<Digest> key = KeyOf(object.key);
-      if (key && object.bytes > 0 && !erasing_.contains(*key)) index_.Saw(*key, object.bytes, Now());
+      if (!key || erasing_.contains(*key)) continue;
+      if (object.bytes > 0) index_.Saw(*key, object.bytes, Now());
+      listing_.bytes += static_cast<int64_t>(object.bytes);
+      if (collector_) collector_->Listed(*key, object.bytes, object.modified);
     }
-    if (!failure && !page.next.empty()) return ListPage(begun, page.next);
+    if (!failure && !page.next.empty()) return ListPage(page.next);
     if (failure.trouble == Trouble::kCancelled) return;
+    listing_.running = false;
     if (failure) {
       log::Warn("s3_list_failed", {{"why", failure.Describe()}});
     } else {
-      index_.ForgetOlder(begun);
+      index_.ForgetOlder(listing_.begun);
+      listed_bytes_ = listing_.bytes;
+      changed_bytes_ -= listing_.changed_before;
+      if (collector_) collector_->EndListing(page.now);
       if (!index_ready_.load(std::memory_order_relaxed)) {
-        const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Now() - begun);
+        const auto took = std::chrono::duration_cast<milliseconds>(Now() - listing_.begun);
         log::Info(
             "tier_index_ready",
             {{"tier", kTierName}, {"frames", index_.frames()}, {"bytes", index_.bytes()}, {"took_ms", took.count()}});
@@ -628,7 +720,9 @@ void S3Tier::ListPage(TimePoint begun, const std::string& token) {
     }
     // Without a list, probes find what there is.
     index_ready_.store(true, std::memory_order_relaxed);
-    store_->executor().PostAfter(options_.list_interval, [this] { ListAll(); });
+    store_->executor().PostAfter(ListAfter(), [this, number = listing_.number] {
+      if (number == listing_.number) ListAll();  // Else somebody wanted one meanwhile.
+    });
   });
 }
 
@@ -719,6 +813,7 @@ TierStats S3Tier::stats() const {
   TierStats stats;
   stats.frames = index_.frames();
   stats.bytes = index_.bytes();
+  stats.bytes_max = options_.bounds.bytes_max;
   stats.quarantined = quarantined_.load(std::memory_order_relaxed);
   stats.index_ready = index_ready_.load(std::memory_order_relaxed);
   return stats;
@@ -727,6 +822,7 @@ TierStats S3Tier::stats() const {
 CloseReport S3Tier::Close(TimePoint deadline) {
   std::lock_guard closing(close_mutex_);
   if (close_report_) return {};
+  if (collector_ && Begin() && !store_->executor().Post([this] { collector_->Close([this] { End(); }); })) End();
   {
     std::unique_lock lock(mutex_);
     closing_ = true;

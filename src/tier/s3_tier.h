@@ -14,7 +14,7 @@
 //   - a frame of a format version of another release is kVersion, stays, and a save of its key is declined with
 //   kVersion;
 //   - a frame that is damaged twice over is removed: a bucket has no quarantine, and the next save writes it anew;
-//   - a save that failed for want of room is kFailed with reason kFull.
+//   - a save that failed for want of room is kFailed with reason kFull; one beyond `bounds` is declined with kFull.
 #pragma once
 
 #include <chrono>
@@ -28,18 +28,22 @@
 #include "terrace/metrics.h"
 #include "terrace/result.h"
 #include "terrace/tier.h"
+#include "tier/s3_collector.h"
 
 namespace terrace {
 
 struct S3TierOptions {
   std::chrono::milliseconds negative_ttl{2'000};
   std::chrono::milliseconds positive_ttl{1'200'000};  // Twice the listing's interval.
-  std::chrono::seconds list_interval{600};            // 1,000 names a call. Zero: never.
+  std::chrono::milliseconds list_interval{600'000};   // 1,000 names a call. Zero: never, and no bounds are kept.
+  std::chrono::milliseconds list_pressed{60'000};     // While the bucket is nearly full.
   std::chrono::seconds upload_age{86'400};            // Uploads of that age were left by dead writers.
   uint64_t range_bytes_min = 4 << 20;                 // A frame is not read in smaller ranges than this.
   size_t load_queue_items_max = 16384;                // Beyond: a miss with kFull.
   size_t save_queue_items_max = 1024;                 // Beyond: declined with kFull.
   std::chrono::milliseconds check_timeout{10'000};    // Of the start.
+  S3Bounds bounds;
+  std::chrono::milliseconds lease_life{300'000};  // Of whoever keeps them.
 };
 
 // All outlive the tier.

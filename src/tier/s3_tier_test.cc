@@ -6,14 +6,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <future>
-#include <random>
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "chunk/frame.h"
 #include "tests/support/s3_fault_server.h"
+#include "tests/support/s3_objects.h"
 
 namespace terrace {
 namespace {
@@ -21,33 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 using Answer = S3FaultServer::Answer;
 using Request = S3FaultServer::Request;
-using Bytes = std::vector<std::byte>;
 
 TimePoint Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
-
-const Digest kSpace = Sha256Of("space");
-Digest Key(uint64_t n) { return Sha256Of("key " + std::to_string(n)); }
-FrameInfo Info(uint64_t n, uint64_t payload_bytes) {
-  return {.space = kSpace, .key = Key(n), .parent = n == 0 ? kSpace : Key(n - 1), .payload_bytes = payload_bytes};
-}
-Bytes Payload(uint64_t n, uint64_t payload_bytes) {
-  std::mt19937_64 random(n);
-  Bytes payload(payload_bytes);
-  for (size_t at = 0; at < payload.size(); at += 8) {
-    const uint64_t word = random();
-    std::memcpy(payload.data() + at, &word, std::min<size_t>(8, payload.size() - at));
-  }
-  return payload;
-}
-std::string ObjectBytes(uint64_t n, uint64_t payload_bytes) {
-  const Bytes payload = Payload(n, payload_bytes);
-  const FrameHeader header = EncodeFrameHeader(Info(n, payload_bytes), 1, HashSegments(payload));
-  std::string bytes(reinterpret_cast<const char*>(header.data()), header.size());
-  bytes.append(reinterpret_cast<const char*>(payload.data()), payload.size());
-  bytes.resize(FrameBytes(payload_bytes), '\0');
-  return bytes;
-}
-std::string Name(uint64_t n) { return "kv/frames/" + Key(n).Hex().substr(0, 3) + "/" + Key(n).Hex() + ".kvf"; }
 
 // For "does not ask again": a count would take in what an earlier search gave up and the server saw late.
 void RefuseHeads(const Request& request, Answer& answer) {

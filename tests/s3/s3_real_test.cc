@@ -273,6 +273,78 @@ TEST_P(RealServer, TwoNodesShareWhatEitherWrites) {
   EXPECT_TRUE(*into == *payload);
 }
 
+// By the server's own times, lists and conditions.
+TEST_P(RealServer, TheBoundsOfABucketAreKeptLeafFirst) {
+  const s3::ClientOptions client = Options(FreshPrefix());
+  const auto open = [&](const S3Bounds& bounds) {
+    S3TierOptions options{.list_interval = std::chrono::milliseconds(100), .bounds = bounds};
+    auto tier = OpenS3Tier(client, options, {.clock = clock_, .metrics = metrics_});
+    EXPECT_TRUE(tier) << tier.error().what;
+    return *std::move(tier);
+  };
+  constexpr size_t kChunks = 20;
+  const Digest space = Sha256Of("space");
+  auto payload = std::make_shared<std::vector<std::byte>>(1000, std::byte{7});
+  std::vector<SaveItem> items;
+  for (size_t i = 0; i < kChunks; ++i) {
+    items.push_back({.info = {.space = space,
+                              .key = Sha256Of("key " + std::to_string(i)),
+                              .parent = i == 0 ? space : items.back().info.key,
+                              .payload_bytes = 1000},
+                     .payload = *payload,
+                     .owner = payload});
+  }
+  const std::vector<SaveItem> chain = items;
+  const std::unique_ptr<Tier> writer = open({});
+  auto saved = std::make_shared<SaveBatch>(kChunks);
+  writer->Save(std::move(items), saved);
+  ASSERT_TRUE(saved->WaitAll(Soon()));
+
+  const auto store = Open(client);
+  const auto left = [&] { return List(*store, client.endpoint.prefix + "/frames/", 1000).size(); };
+  const auto await = [&](size_t frames) {
+    const TimePoint deadline = Soon();
+    while (left() != frames && clock_.Now() < deadline) std::this_thread::yield();
+    return left();
+  };
+  const std::unique_ptr<Tier> bounded = open({.bytes_max = 16 * 8192});
+  EXPECT_EQ(await(15), 15u);
+  for (size_t i = 0; i < 15; ++i) {
+    const std::string hex = chain[i].info.key.Hex();
+    const std::string name = client.endpoint.prefix + "/frames/" + hex.substr(0, 3) + "/" + hex + ".kvf";
+    EXPECT_FALSE(Head(*store, name).failure) << i;
+  }
+  EXPECT_FALSE(Head(*store, client.endpoint.prefix + "/collector.lease").failure);
+  bounded->Close(Soon());
+  EXPECT_EQ(Head(*store, client.endpoint.prefix + "/collector.lease").failure.trouble, Trouble::kNotFound);
+  const std::unique_ptr<Tier> forgetful = open({.ttl = std::chrono::seconds(1)});
+  EXPECT_EQ(await(0), 0u);
+}
+
+TEST_P(RealServer, AWriteOverAnotherVersionThanWasReadIsRefused) {
+  const auto store = Open(Options());
+  const std::string key = FreshPrefix() + "/k";
+  ASSERT_FALSE(Put(*store, key, "one").failure);
+  const std::string etag = Get(*store, key).info.etag;
+  const auto over = [&](const std::string& bytes) {
+    auto owner = std::make_shared<std::string>(bytes);
+    return Await(*store, [&, owner](auto done) {
+      store->Put({.key = key,
+                  .body = {std::as_bytes(std::span(*owner))},
+                  .owner = owner,
+                  .if_match = etag,
+                  .deadline = Soon()},
+                 done);
+    });
+  };
+  EXPECT_FALSE(over("two").failure);
+  EXPECT_EQ(over("three").failure.trouble, Trouble::kExists);
+  const Answer answer = Get(*store, key);
+  EXPECT_EQ(answer.bytes, "two");
+  EXPECT_GT(answer.info.modified, 1'700'000'000);
+  EXPECT_GE(answer.info.now + 2, answer.info.modified) << "its Date may be that of a second ago";
+}
+
 INSTANTIATE_TEST_SUITE_P(Places, RealServer,
                          testing::Values(Place{Kind::kVersitygw, false, Style::kPath},
                                          Place{Kind::kVersitygw, true, Style::kVirtual},

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <charconv>
 #include <condition_variable>
+#include <ctime>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -54,6 +55,16 @@ uint64_t Number(const std::string& text) {
   return value;
 }
 
+std::string Date(const char* format, int64_t unix_seconds) {
+  const time_t seconds = unix_seconds;
+  tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[40];
+  return {text, std::strftime(text, sizeof text, format, &utc)};
+}
+std::string HttpDate(int64_t unix_seconds) { return Date("%a, %d %b %Y %H:%M:%S GMT", unix_seconds); }
+std::string IsoDate(int64_t unix_seconds) { return Date("%Y-%m-%dT%H:%M:%S.000Z", unix_seconds); }
+
 std::string Etag(const std::string& bytes) {
   return "\"" + std::to_string(Xxh3_64(std::as_bytes(std::span(bytes)))) + "\"";
 }
@@ -61,6 +72,10 @@ std::string Etag(const std::string& bytes) {
 }  // namespace
 
 struct S3FaultServer::State {
+  struct Kept {
+    std::string bytes;
+    int64_t modified = 0;
+  };
   struct Upload {
     std::string key;
     std::map<uint64_t, std::string> parts;
@@ -80,7 +95,8 @@ struct S3FaultServer::State {
   Hook hook;
   std::map<std::string, std::string> keys;
   std::string refusal;
-  std::map<std::string, std::string> objects;
+  std::map<std::string, Kept> objects;
+  int64_t now = 1769860800;  // Unix seconds.
   std::map<std::string, Upload> uploads;
   uint64_t next_upload = 1;
   std::vector<Request> requests;
@@ -139,6 +155,7 @@ struct S3FaultServer::State {
         kept.body.clear();
         requests.push_back(std::move(kept));
         answer = Allowed(*request) ? Answer_(*request) : Error(403, refusal);
+        answer.headers["date"] = HttpDate(now);
         change = hook;
       }
       if (change) change(*request, answer);
@@ -230,8 +247,13 @@ struct S3FaultServer::State {
     if (request.key.empty()) return request.method == "GET" ? List(request) : Error(405, "MethodNotAllowed");
     const auto it = objects.find(request.key);
     if (request.method == "PUT") {
-      if (request.Header("if-none-match") == "*" && it != objects.end()) return Error(412, "PreconditionFailed");
-      objects[request.key] = request.body;
+      const std::string match = request.Header("if-match");
+      if (!match.empty() && it == objects.end()) return Error(404, "NoSuchKey");
+      if ((request.Header("if-none-match") == "*" && it != objects.end()) ||
+          (!match.empty() && match != Etag(it->second.bytes))) {
+        return Error(412, "PreconditionFailed");
+      }
+      objects[request.key] = {request.body, now};
       return {.headers = {{"etag", Etag(request.body)}}};
     }
     if (request.method == "DELETE") {
@@ -239,8 +261,11 @@ struct S3FaultServer::State {
       return {.status = 204};
     }
     if (it == objects.end()) return Error(404, "NoSuchKey");
-    const std::string& bytes = it->second;
-    Answer answer{.headers = {{"etag", Etag(bytes)}, {"content-type", "application/octet-stream"}}, .body = bytes};
+    const std::string& bytes = it->second.bytes;
+    Answer answer{.headers = {{"etag", Etag(bytes)},
+                              {"content-type", "application/octet-stream"},
+                              {"last-modified", HttpDate(it->second.modified)}},
+                  .body = bytes};
     const std::string range = request.Header("range");
     if (request.method == "HEAD") {
       answer.said_length = bytes.size();
@@ -273,8 +298,8 @@ struct S3FaultServer::State {
       if (truncated) break;
       ++count;
       last = it->first;
-      entries +=
-          "<Contents><Key>" + it->first + "</Key><Size>" + std::to_string(it->second.size()) + "</Size></Contents>";
+      entries += "<Contents><Key>" + it->first + "</Key><Size>" + std::to_string(it->second.bytes.size()) +
+                 "</Size><LastModified>" + IsoDate(it->second.modified) + "</LastModified></Contents>";
     }
     return {.headers = {{"content-type", "application/xml"}},
             .body = "<ListBucketResult><IsTruncated>" + std::string(truncated ? "true" : "false") + "</IsTruncated>" +
@@ -283,8 +308,7 @@ struct S3FaultServer::State {
   }
 
   Answer Multipart(const Request& request) {
-    const std::map<std::string, std::string> xml = {{"content-type", "application/xml"},
-                                                    {"date", "Sat, 31 Jan 2026 12:00:00 GMT"}};
+    const std::map<std::string, std::string> xml = {{"content-type", "application/xml"}};
     const auto id = Parameter(request.query, "uploadId");
     if (!id && request.method == "GET") {
       std::string entries;
@@ -315,7 +339,7 @@ struct S3FaultServer::State {
         if (request.body.find(Etag(part)) == std::string::npos) return Error(400, "InvalidPart");
         whole += part;
       }
-      objects[request.key] = whole;
+      objects[request.key] = {whole, now};
     }
     uploads.erase(it);
     if (request.method == "DELETE") return {.status = 204};
@@ -371,12 +395,16 @@ void S3FaultServer::SetKeys(std::map<std::string, std::string> token_of_key, std
 }
 void S3FaultServer::PutObject(const std::string& key, std::string bytes) {
   std::lock_guard lock(state_->mutex);
-  state_->objects[key] = std::move(bytes);
+  state_->objects[key] = {std::move(bytes), state_->now};
+}
+void S3FaultServer::Advance(std::chrono::seconds by) {
+  std::lock_guard lock(state_->mutex);
+  state_->now += by.count();
 }
 std::optional<std::string> S3FaultServer::Object(const std::string& key) const {
   std::lock_guard lock(state_->mutex);
   const auto it = state_->objects.find(key);
-  return it == state_->objects.end() ? std::nullopt : std::optional(it->second);
+  return it == state_->objects.end() ? std::nullopt : std::optional(it->second.bytes);
 }
 size_t S3FaultServer::objects() const {
   std::lock_guard lock(state_->mutex);

@@ -5,6 +5,7 @@
 // It checks who asks (the access key, the session token) and not the signature: real servers do that (tests/s3).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -56,6 +57,9 @@ class S3FaultServer {
   // Access keys that are let in, with the session token that each needs ("": none); empty: anybody. Others get
   // `refusal` with status 403.
   void SetKeys(std::map<std::string, std::string> token_of_key, std::string refusal = "InvalidAccessKeyId");
+
+  // Its clock stands still unless it is moved: Sat, 31 Jan 2026 12:00:00 GMT at first.
+  void Advance(std::chrono::seconds by);
 
   void PutObject(const std::string& key, std::string bytes);
   std::optional<std::string> Object(const std::string& key) const;
