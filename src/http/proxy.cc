@@ -22,6 +22,7 @@ struct Forwarding {
   ForwardRequest what;
   std::unique_ptr<Route> route;
   ProxyOptions options;
+  bool repeated = false;  // It was sent on a kept connection that proved dead. Once is enough.
 };
 
 struct Attempt {
@@ -127,7 +128,7 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
   AppendRequestHead(what.request, backend->authority(), what.set_in_request, head);
 
   Attempt attempt;
-  std::unique_ptr<Upstream> upstream = session.reactor.pool->Take(*backend);
+  std::unique_ptr<Upstream> upstream = forwarding.repeated ? nullptr : session.reactor.pool->Take(*backend);
   bool reused = upstream != nullptr;
   for (;; reused = false) {
     if (!reused) {
@@ -143,7 +144,8 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
     upstream->reader.Reset({.to_head = session.exchange->style.to_head,
                             .raw_body = session.exchange->style.raw_body,
                             .close = session.exchange->style.close,
-                            .set = what.set_in_answer});
+                            .set = what.set_in_answer,
+                            .last_event = what.last_event});
     // Whether all of it could be sent does not matter: a backend may answer (413, 401) and close before it read it.
     session.timed_out = false;
     (void)co_await WriteAll(session, upstream->conn, head, what.request.body, forwarding.options.send_timeout);
@@ -157,6 +159,7 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
     // It had closed the idle connection while the request was on its way. That tells nothing about the backend.
     if (attempt.ended != Ended::kDied || !reused || session.abandoned()) break;
     upstream.reset();
+    forwarding.repeated = true;
   }
   if (attempt.ended == Ended::kCut) {
     attempt.keep_client = co_await EndBrokenAnswer(session, *upstream, *backend, attempt.why);
@@ -196,8 +199,7 @@ Async<bool> AnswerByForwarding(std::shared_ptr<Session> session, std::shared_ptr
     const bool answered = attempt.ended == Ended::kAnswered || attempt.ended == Ended::kCut;
     if (answered || attempt.ended == Ended::kClientLeft) co_return attempt.keep_client;
     failure = Describe(attempt, *backend, attempts);
-    // What may have been understood is not asked for twice.
-    if (attempt.ended != Ended::kUnreachable && attempt.ended != Ended::kDied) break;
+    if (attempt.ended != Ended::kUnreachable) break;  // What may have been understood is not asked for twice.
   }
   const std::string body = ErrorBody(failure.message, ErrorType(failure.status), failure.code);
   Headers headers = forwarding->what.set_in_answer;
@@ -294,6 +296,17 @@ void Fetch(Responder& responder, const Request& request, const std::vector<std::
   for (size_t i = 0; i < backends.size(); ++i) {
     Spawn(reactor->loop, RunFetch(std::make_shared<Activity>(*reactor), fetching, backends[i], i));
   }
+}
+
+void Fetch(Server& server, const Request& request, std::shared_ptr<Backend> backend, const FetchOptions& options,
+           std::function<void(FetchResult)> done) {
+  server.Post([request, backend = std::move(backend), options, done = std::move(done)](Reactor& reactor) {
+    auto fetching = std::make_shared<Fetching>(
+        Fetching{request, options, std::vector<FetchResult>(1), 1, [done, &reactor](std::vector<FetchResult> results) {
+                   if (!reactor.stopping()) done(std::move(results[0]));
+                 }});
+    Spawn(reactor.loop, RunFetch(std::make_shared<Activity>(reactor), std::move(fetching), backend, 0));
+  });
 }
 
 }  // namespace terrace::http

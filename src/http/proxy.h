@@ -74,7 +74,7 @@ enum class Ended {
   kAnswered,     // The whole answer went to the client.
   kClientLeft,   // Before that.
   kUnreachable,  // No connection.
-  kDied,         // The connection ended before the first byte of an answer.
+  kDied,         // The request was sent, and the connection ended before the first byte of an answer.
   kTimedOut,     // No answer began in time.
   kBadAnswer,    // It was no HTTP.
   kCut,          // The answer began and was not completed.
@@ -102,11 +102,17 @@ struct ForwardRequest {
   Request request;
   Headers set_in_request;  // Take the place of the client's fields of the same names.
   Headers set_in_answer;   // Take the place of the backend's.
+  // What an event stream ends with. One that only the end of the connection ends, and without this, broke off. "": any
+  // end will do.
+  std::string last_event;
 };
 
 // From a handler, on its thread. `responder` must be the one that handler was given; it is answered in any case. No
 // attempt succeeded: an error of 502, 503 or 504 in OpenAI's shape. The answer breaks off: an event stream is ended
 // with an event that carries an error; anything else is cut where it broke.
+//
+// A request is sent a second time only if the first went out on a connection that had been kept open, and that closed
+// without a byte: the backend most likely closed it before it saw the request.
 void Forward(std::shared_ptr<Responder> responder, ForwardRequest request, std::unique_ptr<Route> route,
              const ProxyOptions& options);
 
@@ -124,5 +130,8 @@ struct FetchOptions {
 // a handler with the responder it was given.
 void Fetch(Responder& responder, const Request& request, const std::vector<std::shared_ptr<Backend>>& backends,
            const FetchOptions& options, std::function<void(std::vector<FetchResult>)> done);
+// From any thread; `done` runs on a thread of the server, unless that stops before.
+void Fetch(Server& server, const Request& request, std::shared_ptr<Backend> backend, const FetchOptions& options,
+           std::function<void(FetchResult)> done);
 
 }  // namespace terrace::http

@@ -48,12 +48,13 @@ class InOrder final : public Route {
 // A proxy in front of the given ports.
 class Proxied {
  public:
-  explicit Proxied(const std::vector<uint16_t>& ports, ProxyOptions options = {}) {
+  explicit Proxied(const std::vector<uint16_t>& ports, ProxyOptions options = {}, const std::string& last_event = "") {
     for (const uint16_t port : ports) backends.push_back(std::make_shared<Backend>("127.0.0.1", port));
-    auto started = Server::Start({}, [this, options](Request request, std::shared_ptr<Responder> responder) {
-      Forward(std::move(responder), {std::move(request), {{"X-Up", "1"}}, {{"X-Down", "2"}}},
-              std::make_unique<InOrder>(backends, log), options);
-    });
+    auto started =
+        Server::Start({}, [this, options, last_event](Request request, std::shared_ptr<Responder> responder) {
+          Forward(std::move(responder), {std::move(request), {{"X-Up", "1"}}, {{"X-Down", "2"}}, last_event},
+                  std::make_unique<InOrder>(backends, log), options);
+        });
     if (!started) std::abort();
     server = std::move(*started);
   }
@@ -174,18 +175,75 @@ TEST(HttpProxy, TriesAnotherBackendIfTheFirstRefuses) {
   EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kUnreachable, Ended::kAnswered));
 }
 
-TEST(HttpProxy, TriesAnotherBackendIfTheFirstDiesBeforeItsFirstByte) {
-  TestBackend dies([](TestSocket& socket) {
+TEST(HttpProxy, DoesNotSendARequestAgainThatDiedOnANewConnection) {
+  std::atomic<int> asked = 0;
+  TestBackend dies([&](TestSocket& socket) {
+    ++asked;
     ReadWholeRequest(socket);
     socket.Reset();
   });
-  TestBackend good([](TestSocket& socket) { Serve(socket, Answer("good")); });
+  TestBackend good([&](TestSocket& socket) {
+    ++asked;
+    Serve(socket, Answer("good"));
+  });
   Proxied proxy({dies.port(), good.port()});
   TestSocket client = proxy.Client();
   client.SendAll(kPost);
+  const TestAnswer answer = client.ReadAnswer();
+  EXPECT_EQ(answer.status, 502) << "the backend may have begun to work on it";
+  EXPECT_THAT(answer.body, HasSubstr("upstream_failed"));
+  EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 1; }));
+  EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kDied));
+  EXPECT_EQ(asked, 1);
+}
+
+TEST(HttpProxy, SendsARequestTwiceAtMostHoweverManyConnectionsProveDead) {
+  std::atomic<int> connections = 0, requests = 0;
+  TestBackend dies([&](TestSocket& socket) {
+    const bool first = ++connections == 1;
+    ReadWholeRequest(socket);
+    ++requests;
+    if (first) {
+      socket.SendAll(Answer("a"));
+      ReadWholeRequest(socket);
+      ++requests;
+    }
+    socket.Reset();
+  });
+  TestBackend good([&](TestSocket& socket) {
+    ++requests;
+    Serve(socket, Answer("good"));
+  });
+  Proxied proxy({dies.port(), good.port()});
+  TestSocket client = proxy.Client();
+  client.SendAll(kPost);
+  EXPECT_EQ(client.ReadAnswer().body, "a");
+  requests = 0;
+  client.SendAll(kPost);
+  EXPECT_EQ(client.ReadAnswer().status, 502);
+  EXPECT_EQ(requests, 2);
+}
+
+TEST(HttpProxy, SendsARequestToAnotherBackendIfItsConnectionProvesDeadAndTheBackendIsGone) {
+  TestFlag dead;
+  auto dies = std::make_unique<TestBackend>([&](TestSocket& socket) {
+    ReadWholeRequest(socket);
+    socket.SendAll(Answer("a"));
+    ReadWholeRequest(socket);
+    dead.Wait();  // Nobody listens any more.
+    socket.Reset();
+  });
+  TestBackend good([](TestSocket& socket) { Serve(socket, Answer("good")); });
+  Proxied proxy({dies->port(), good.port()});
+  TestSocket client = proxy.Client();
+  client.SendAll(kPost);
+  EXPECT_EQ(client.ReadAnswer().body, "a");
+  client.SendAll(kPost);
+  std::thread stop([&] { dies->Stop(); });
+  EXPECT_TRUE(Eventually([&] { return !TestSocket::Dial(proxy.backends[0]->port()).connected(); }));
+  dead.Set();
   EXPECT_EQ(client.ReadAnswer().body, "good");
-  EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 2; }));
-  EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kDied, Ended::kAnswered));
+  stop.join();
 }
 
 TEST(HttpProxy, DoesNotAskTwiceOnceAnAnswerBegan) {
@@ -281,6 +339,33 @@ TEST(HttpProxy, EndsAnEventStreamThatBreaksOffWithAnErrorEvent) {
     client.Until("data: x\n\n\r\n");
     EXPECT_TRUE(Eventually([&] { return !proxy.log.All().empty(); }));
     EXPECT_EQ(proxy.log.All()[0], Ended::kCut);
+  }
+}
+
+// Servers of HTTP/1.0 and others that send neither length nor chunks: the end of the connection may be a crash.
+TEST(HttpProxy, EndsAnEventStreamWithoutItsLastEventWithAnErrorEvent) {
+  for (const char* version : {"1.0", "1.1"}) {
+    for (const bool finished : {true, false}) {
+      TestBackend backend([&](TestSocket& socket) {
+        ReadWholeRequest(socket);
+        socket.SendAll("HTTP/" + std::string(version) +
+                       " 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\ndata: x\n\n" +
+                       (finished ? "data: [DONE]\n\n" : ""));
+      });
+      Proxied proxy({backend.port()}, {}, "data: [DONE]");
+      TestSocket client = proxy.Client();
+      client.SendAll(kPost);
+      const TestAnswer answer = client.ReadAnswer();
+      EXPECT_TRUE(answer.whole);
+      EXPECT_THAT(answer.body, testing::StartsWith("data: x\n\ndata: "));
+      if (finished) {
+        EXPECT_THAT(answer.body, testing::EndsWith("data: [DONE]\n\n"));
+      } else {
+        EXPECT_THAT(answer.body, HasSubstr("data: {\"error\":{\"message\":\"the answer of 127.0.0.1:"));
+      }
+      EXPECT_TRUE(Eventually([&] { return !proxy.log.All().empty(); }));
+      EXPECT_EQ(proxy.log.All()[0], finished ? Ended::kAnswered : Ended::kCut);
+    }
   }
 }
 

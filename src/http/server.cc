@@ -152,6 +152,10 @@ class ServerImpl final : public Server {
     threads_.clear();
   }
 
+  void Post(std::function<void(Reactor&)> fn) override {
+    reactors_[0]->Post([&r = *reactors_[0], fn = std::move(fn)] { fn(r); });
+  }
+
  private:
   const std::shared_ptr<Counters> counters_;
   SessionContext context_;

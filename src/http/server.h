@@ -18,6 +18,8 @@
 
 namespace terrace::http {
 
+class Reactor;
+
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct Request {
@@ -81,6 +83,8 @@ class Server {
   // cut.
   virtual bool Drain(std::chrono::milliseconds deadline) = 0;
   virtual void Stop() = 0;
+  // Runs `fn` on a reactor's thread, unless that stops before. From any thread; for this folder.
+  virtual void Post(std::function<void(Reactor&)> fn) = 0;
 };
 
 }  // namespace terrace::http

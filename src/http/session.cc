@@ -353,7 +353,9 @@ Async<void> Session::Refuse(Wire state) {
 Async<void> Session::Refuse(int status, std::string message, std::string_view code) {
   const std::string body = ErrorBody(message, ErrorType(status), code);
   std::string head;
-  AppendResponseHead(status, JsonHeaders(), {.length = body.size(), .close = true}, head);
+  Headers headers = JsonHeaders();
+  if (status == 503) headers.emplace_back("Retry-After", "1");
+  AppendResponseHead(status, headers, {.length = body.size(), .close = true}, head);
   const bool sent = co_await Send(head, body);
   if (!sent) co_return;
   client.CloseSending();

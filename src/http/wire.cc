@@ -275,6 +275,13 @@ struct ResponseReader::Impl {
       newlines = c == '\n' ? newlines + 1 : c == '\r' ? newlines : 0;
       empty = false;
     }
+    if (plan.last_event.empty()) return;
+    tail.append(bytes.substr(bytes.size() - std::min(bytes.size(), kTailBytes)));
+    if (tail.size() > kTailBytes) tail.erase(0, tail.size() - kTailBytes);
+  }
+  bool EventStream() const {
+    const std::string_view type = content_type;
+    return !encoded && EqualsIgnoreCase(Trimmed(type.substr(0, type.find(';'))), "text/event-stream");
   }
   void OnEnd() {
     if (framing == Framing::kChunked && status / 100 != 1) *out += kLastChunk;
@@ -303,6 +310,7 @@ struct ResponseReader::Impl {
     framing = Framing::kLength;
     newlines = 0;
     empty = true;
+    tail.clear();
     parser.emplace(*this);
     feeder.Reset();
     parser->body_limit(boost::none);
@@ -323,7 +331,9 @@ struct ResponseReader::Impl {
   Framing framing = Framing::kLength;
   int newlines = 0;  // At the end of the body so far.
   bool empty = true;
-  std::string* out = nullptr;  // Set while fed.
+  static constexpr size_t kTailBytes = 32;  // Holds a last event, and blank lines behind it.
+  std::string tail;                         // Of the body so far.
+  std::string* out = nullptr;               // Set while fed.
 };
 
 ResponseReader::ResponseReader() : impl_(std::make_unique<Impl>()) { Reset({}); }
@@ -356,6 +366,10 @@ Progress ResponseReader::Feed(std::string_view bytes, std::string& out) {
 Wire ResponseReader::Eof(std::string& out) {
   impl_->out = &out;
   if (!impl_->parser->got_some()) return Wire::kBad;
+  if (!impl_->plan.last_event.empty() && head_done() && impl_->parser->need_eof() && impl_->EventStream()) {
+    const std::string_view end(impl_->tail.data(), impl_->tail.find_last_not_of("\r\n") + 1);
+    if (!end.ends_with(impl_->plan.last_event)) return Wire::kBad;
+  }
   error_code error;
   impl_->parser->put_eof(error);
   return error ? Wire::kBad : Wire::kDone;
@@ -369,9 +383,7 @@ bool ResponseReader::keep_alive() const { return impl_->parser->keep_alive(); }
 bool ResponseReader::cut_shows() const { return impl_->framing != Framing::kRaw; }
 
 bool ResponseReader::EndWithEvent(std::string_view data, std::string& out) {
-  const std::string_view type = impl_->content_type;
-  const bool event_stream = EqualsIgnoreCase(Trimmed(type.substr(0, type.find(';'))), "text/event-stream");
-  if (!event_stream || impl_->encoded || impl_->framing == Framing::kLength) return false;
+  if (!impl_->EventStream() || impl_->framing == Framing::kLength) return false;
   // An event that was cut in the middle ends here; the client can't be told to forget it.
   std::string event = impl_->empty || impl_->newlines >= 2 ? "data: " : "\n\ndata: ";
   event.append(data).append("\n\n");

@@ -67,6 +67,8 @@ class ResponseReader {
     bool body_only = false;  // The output is the body alone, bare.
     bool close = false;      // Tell the client that its connection ends after this message.
     Headers set;             // Take the place of fields of these names.
+    // An event stream that only the end of the connection ends is whole if it ends with this. "": always.
+    std::string last_event;
   };
   ResponseReader();
   ~ResponseReader();

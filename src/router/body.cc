@@ -1,5 +1,6 @@
 #include "router/body.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -92,16 +93,29 @@ std::string MergeModelLists(const std::vector<std::string>& bodies) {
   return merged.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string HealthBody(const std::vector<BackendHealth>& backends) {
+HealthPage MakeHealthPage(const std::vector<BackendHealth>& backends) {
+  constexpr std::array kStates = {"unknown", "in_use", "left_out"};
   Json list = Json::array();
+  std::string why;
+  size_t in_use = 0;
   for (const BackendHealth& backend : backends) {
     list.push_back({{"url", backend.url},
                     {"models", backend.models},
-                    {"state", backend.ejected ? "unreachable" : "in_use"},
+                    {"state", kStates[static_cast<size_t>(backend.state)]},
                     {"in_flight", backend.in_flight}});
+    if (backend.state == BackendState::kInUse) {
+      ++in_use;
+      continue;
+    }
+    const std::string reason = backend.state == BackendState::kUnknown ? "not asked yet" : backend.why;
+    list.back()["why"] = reason;
+    why += (why.empty() ? "" : "; ") + backend.url + ": " + reason;
   }
-  const Json health = {{"status", "ok"}, {"backends", std::move(list)}};
-  return health.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const char* status = in_use == 0 ? "unavailable" : in_use < backends.size() ? "degraded" : "ok";
+  Json health = {{"status", status}};
+  if (!why.empty()) health["why"] = std::move(why);
+  health["backends"] = std::move(list);
+  return {.status = in_use == 0 ? 503 : 200, .body = health.dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
 
 }  // namespace terrace::router

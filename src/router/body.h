@@ -21,12 +21,23 @@ std::variant<std::string, BodyError> FindModel(std::string_view body);
 // no such answer is left out.
 std::string MergeModelLists(const std::vector<std::string>& bodies);
 
+enum class BackendState {
+  kUnknown,  // Nobody has asked it yet. It is used.
+  kInUse,
+  kLeftOut,
+};
 struct BackendHealth {
   std::string url;
   std::vector<std::string> models;
-  bool ejected = false;
+  BackendState state = BackendState::kUnknown;
+  std::string why;  // With kLeftOut.
   long in_flight = 0;
 };
-std::string HealthBody(const std::vector<BackendHealth>& backends);
+// The page of /health: 200 "ok" or "degraded" (some are left out, and why), 503 "unavailable" if none is known to work.
+struct HealthPage {
+  int status = 200;
+  std::string body;
+};
+HealthPage MakeHealthPage(const std::vector<BackendHealth>& backends);
 
 }  // namespace terrace::router

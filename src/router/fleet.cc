@@ -20,7 +20,7 @@ std::string Url(const http::Backend& backend) { return "http://" + backend.autho
 // Tries each member at most once: from the one whose turn it is on, those in use first.
 class Fleet::RoundRobin final : public http::Route {
  public:
-  RoundRobin(const Fleet& fleet, Model& model)
+  RoundRobin(Fleet& fleet, Model& model)
       : fleet_(fleet), model_(model), begin_(fleet.clock_.Now()), first_(model.turn.fetch_add(1)) {}
   ~RoundRobin() override {
     fleet_.seconds_.Observe(std::chrono::duration<double>(fleet_.clock_.Now() - begin_).count());
@@ -31,7 +31,7 @@ class Fleet::RoundRobin final : public http::Route {
       for (size_t i = 0; i < model_.members.size(); ++i) {
         Member* member = model_.members[(first_ + i) % model_.members.size()];
         const bool tried = std::find(tried_.begin(), tried_.end(), member) != tried_.end();
-        if (!tried && (!only_usable || fleet_.MayTry(*member))) return member;
+        if (!tried && (!only_usable || member->state != BackendState::kLeftOut)) return member;
       }
       return nullptr;
     };
@@ -47,7 +47,7 @@ class Fleet::RoundRobin final : public http::Route {
   }
 
  private:
-  const Fleet& fleet_;
+  Fleet& fleet_;
   Model& model_;
   const TimePoint begin_;
   const size_t first_;
@@ -74,8 +74,8 @@ Fleet::Fleet(const std::vector<StaticBackend>& backends, const Clock& clock, Met
       }
       metrics.AddGaugeCallback("terrace_router_in_flight", "Requests that are with a backend now.", {{"backend", url}},
                                [backend] { return static_cast<double>(backend->in_flight()); });
-      metrics.AddGaugeCallback("terrace_router_backend_in_use", "0 while a backend is left out as unreachable.",
-                               {{"backend", url}}, [member] { return member->ejected_until == 0 ? 1.0 : 0.0; });
+      metrics.AddGaugeCallback("terrace_router_backend_in_use", "0 while a backend is left out: it does not answer.",
+                               {{"backend", url}}, [member] { return member->state != BackendState::kLeftOut; });
     }
     if (std::find(member->models.begin(), member->models.end(), entry.model) != member->models.end()) continue;
     member->models.push_back(entry.model);
@@ -85,31 +85,30 @@ Fleet::Fleet(const std::vector<StaticBackend>& backends, const Clock& clock, Met
   }
 }
 
-int64_t Fleet::Now() const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(clock_.Now().time_since_epoch()).count();
-}
-
-bool Fleet::MayTry(Member& member) const {
-  int64_t until = member.ejected_until.load(std::memory_order_relaxed);
-  if (until == 0) return true;
-  const int64_t now = Now();
-  // Whoever moves the time on is the one to try.
-  return now >= until && member.ejected_until.compare_exchange_strong(
-                             until, now + std::chrono::nanoseconds(kEjection).count(), std::memory_order_relaxed);
-}
-
-void Fleet::Note(Member& member, http::Ended ended, const std::string& why) const {
+void Fleet::Note(Member& member, http::Ended ended, const std::string& why) {
   member.outcomes[static_cast<size_t>(ended)]->Add();
-  if (ended == http::Ended::kClientLeft) return;  // Tells nothing about the backend.
-  if (ended != http::Ended::kUnreachable) {
-    if (member.ejected_until.exchange(0, std::memory_order_relaxed) != 0) {
-      log::Info("backend_returned", {{"backend", Url(*member.backend)}});
-    }
-    return;
+  if (ended == http::Ended::kUnreachable) Set(member, why);
+}
+
+void Fleet::NoteCheck(const http::Backend& backend, const std::string& why) {
+  for (const auto& member : members_) {
+    if (member->backend.get() == &backend) Set(*member, why);
   }
-  const int64_t until = Now() + std::chrono::nanoseconds(kEjection).count();
-  if (member.ejected_until.exchange(until, std::memory_order_relaxed) == 0) {
-    log::Warn("backend_unreachable", {{"backend", Url(*member.backend)}, {"why", why}});
+}
+
+void Fleet::Set(Member& member, const std::string& why) {
+  const BackendState now = why.empty() ? BackendState::kInUse : BackendState::kLeftOut;
+  BackendState before;
+  {
+    const std::lock_guard lock(mutex_);
+    before = member.state.exchange(now);
+    member.why = why;
+  }
+  if (before == now) return;
+  if (now == BackendState::kLeftOut) {
+    log::Warn("backend_left_out", {{"backend", Url(*member.backend)}, {"why", why}});
+  } else if (before == BackendState::kLeftOut) {
+    log::Info("backend_returned", {{"backend", Url(*member.backend)}});
   }
 }
 
@@ -126,11 +125,13 @@ std::vector<std::shared_ptr<http::Backend>> Fleet::backends() const {
 }
 
 std::vector<BackendHealth> Fleet::health() const {
+  const std::lock_guard lock(mutex_);
   std::vector<BackendHealth> all;
   for (const auto& member : members_) {
     all.push_back({.url = Url(*member->backend),
                    .models = member->models,
-                   .ejected = member->ejected_until != 0,
+                   .state = member->state,
+                   .why = member->why,
                    .in_flight = member->backend->in_flight()});
   }
   return all;

@@ -1,11 +1,11 @@
-// The backends: which serve a model, whose turn it is, and which are left out because they could not be reached.
+// The backends: which serve a model, whose turn it is, and which are left out because they do not answer.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,12 +24,12 @@ class Fleet {
   // An URL that is named several times, with several models, is one backend.
   Fleet(const std::vector<StaticBackend>& backends, const Clock& clock, Metrics& metrics);
 
-  // How long a backend that could not be reached is left out. Then one request tries it, and the others follow if that
-  // one gets through.
-  static constexpr std::chrono::seconds kEjection{3};
-
   // The way of one request for `model`: round robin over its backends, those left out last. Null: nobody serves it.
   std::unique_ptr<http::Route> RouteFor(std::string_view model);
+
+  // What a check of a backend found: "" if it answers, else why not. One that could not be reached, by a check or a
+  // request, is left out until a check finds it well: only that can bring back one that hangs and answers nothing.
+  void NoteCheck(const http::Backend& backend, const std::string& why);
 
   std::vector<std::shared_ptr<http::Backend>> backends() const;
   std::vector<BackendHealth> health() const;
@@ -40,9 +40,9 @@ class Fleet {
   struct Member {
     std::shared_ptr<http::Backend> backend;
     std::vector<std::string> models;
-    // 0: in use. Else nanoseconds of the clock: left out until then. Relaxed: nothing is published by it.
-    std::atomic<int64_t> ejected_until{0};
-    std::vector<Counter*> outcomes;  // By http::Ended.
+    std::atomic<BackendState> state{BackendState::kUnknown};  // Relaxed reads: nothing is published by it.
+    std::string why;                                          // Guarded by mutex_, as are changes of state.
+    std::vector<Counter*> outcomes;                           // By http::Ended.
   };
   struct Model {
     std::vector<Member*> members;
@@ -50,14 +50,14 @@ class Fleet {
   };
   class RoundRobin;
 
-  int64_t Now() const;
-  bool MayTry(Member& member) const;
-  void Note(Member& member, http::Ended ended, const std::string& why) const;
+  void Note(Member& member, http::Ended ended, const std::string& why);
+  void Set(Member& member, const std::string& why);
 
   const Clock& clock_;
   std::vector<std::unique_ptr<Member>> members_;  // Fixed after the constructor, as is models_.
   std::map<std::string, std::unique_ptr<Model>, std::less<>> models_;
   Histogram& seconds_;
+  mutable std::mutex mutex_;
 };
 
 }  // namespace terrace::router

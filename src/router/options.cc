@@ -11,6 +11,9 @@
 namespace terrace::router {
 namespace {
 
+// More often, the questions would be a load.
+constexpr std::chrono::milliseconds kCheckTimeMin{50};
+
 std::optional<uint16_t> ParsePort(std::string_view text) {
   unsigned port = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
@@ -93,6 +96,16 @@ config::Schema Schema() {
                .default_value = "300s",
                .help = "longest silence in the middle of an answer",
                .metavar = "TIME"},
+              {.name = "health-check-interval",
+               .type = Type::kDuration,
+               .default_value = "2s",
+               .help = "how often each instance is asked how it is (GET /health)",
+               .metavar = "TIME"},
+              {.name = "health-check-timeout",
+               .type = Type::kDuration,
+               .default_value = "5s",
+               .help = "one that gives no answer for so long is left out until it does",
+               .metavar = "TIME"},
               {.name = "drain-timeout",
                .type = Type::kDuration,
                .default_value = "25s",
@@ -154,6 +167,14 @@ Result<Options> ReadOptions(const config::Values& values) {
   options.http.threads = static_cast<size_t>(*threads);
   options.proxy.first_byte_timeout = std::chrono::milliseconds(values.DurationMs("first-byte-timeout"));
   options.proxy.idle_timeout = std::chrono::milliseconds(values.DurationMs("idle-timeout"));
+  for (const char* name : {"health-check-interval", "health-check-timeout"}) {
+    if (values.DurationMs(name) < kCheckTimeMin.count()) {
+      return Fail(Code::kInvalid, std::string("--") + name + " " + std::to_string(values.DurationMs(name)) +
+                                      "ms is too short: say " + std::to_string(kCheckTimeMin.count()) + "ms or more");
+    }
+  }
+  options.check_interval = std::chrono::milliseconds(values.DurationMs("health-check-interval"));
+  options.check_timeout = std::chrono::milliseconds(values.DurationMs("health-check-timeout"));
   options.drain_timeout = std::chrono::milliseconds(values.DurationMs("drain-timeout"));
 
   const std::vector<std::string> urls = values.List("static-backends");

@@ -27,6 +27,8 @@ struct Options {
   http::ProxyOptions proxy;
   std::vector<StaticBackend> backends;
   std::chrono::milliseconds drain_timeout{};
+  std::chrono::milliseconds check_interval{};  // From one question to a backend how it is to the next.
+  std::chrono::milliseconds check_timeout{};
 };
 
 config::Schema Schema();

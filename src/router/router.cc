@@ -1,5 +1,6 @@
 #include "router/router.h"
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "http/server.h"
+#include "router/checks.h"
 #include "router/fleet.h"
 #include "router/options.h"
 #include "router/routes.h"
@@ -33,7 +35,7 @@ log::Level LevelOf(const std::string& name) {
 }
 
 // The signals that stop the program. Blocked before the first thread starts, so that all threads block them and only
-// Wait() sees them. A second one then ends the program at once, as people at a terminal expect.
+// WaitFor() sees them. After the first a second one ends the program at once, as people at a terminal expect.
 class StopSignals {
  public:
   StopSignals() {
@@ -42,11 +44,12 @@ class StopSignals {
     sigaddset(&set_, SIGINT);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
-  void Wait() {
-    int signal = 0;
-    while (sigwait(&set_, &signal) != 0) {
-    }
+  // True: one came. False: none within `time`.
+  bool WaitFor(std::chrono::milliseconds time) {
+    const timespec limit{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
+    if (sigtimedwait(&set_, nullptr, &limit) < 0) return false;
     pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
+    return true;
   }
 
  private:
@@ -97,9 +100,11 @@ int RunRouter(const std::vector<std::string>& args) {
       });
   if (!server) return Refuse(server.error().what);
   fleet.ResolveNames();
+  router::Checks checks(**server, fleet, options->check_timeout);
   LogReady(*options, (*server)->port());
+  do checks.Begin();
+  while (!signals.WaitFor(options->check_interval));
 
-  signals.Wait();
   log::Info("router_stopping", {{"requests_deadline_ms", options->drain_timeout.count()}});
   const bool all_answered = (*server)->Drain(options->drain_timeout);
   log::Info("router_stopped", {{"requests_cut", !all_answered}});

@@ -43,6 +43,14 @@ TEST(RouterOptions, ListenOn8001IfNothingIsSaid) {
   EXPECT_EQ(options->http.port, 8001);
 }
 
+TEST(RouterOptions, RefuseChecksWithoutAPause) {
+  for (const char* name : {"--health-check-interval", "--health-check-timeout"}) {
+    const auto options = Parse({"--static-backends", "http://a", "--static-models", "m", name, "0"});
+    ASSERT_FALSE(options);
+    EXPECT_THAT(options.error().what, HasSubstr(name));
+  }
+}
+
 TEST(RouterOptions, TakeUrlsThatOthersSkip) {
   const auto is = [](std::string_view url, const std::string& host, uint16_t port) {
     const auto address = ParseBackendUrl(url);
@@ -114,13 +122,6 @@ TEST(RouterBody, MergesListsByIdAndKeepsAllFields) {
   EXPECT_EQ(MergeModelLists({}), R"({"object":"list","data":[]})");
 }
 
-class HandClock final : public Clock {
- public:
-  TimePoint Now() const override { return now; }
-  uint64_t WallNs() const override { return 0; }
-  TimePoint now{std::chrono::hours(1)};
-};
-
 class RouterFleet : public testing::Test {
  protected:
   Fleet& Make(std::vector<StaticBackend> backends) {
@@ -135,7 +136,7 @@ class RouterFleet : public testing::Test {
     return backend->authority();
   }
 
-  HandClock clock_;
+  SystemClock clock_;
   Metrics metrics_;
   std::unique_ptr<Fleet> fleet_;
 };
@@ -165,39 +166,29 @@ TEST_F(RouterFleet, TakesAUrlWithTwoModelsForOneBackend) {
   EXPECT_THAT(fleet_->health()[0].models, ElementsAre("x", "y"));
 }
 
-TEST_F(RouterFleet, LeavesAnUnreachableBackendOutForAWhileAndThenTriesItOnce) {
+TEST_F(RouterFleet, LeavesAnUnreachableBackendOutUntilACheckFindsItWell) {
   Make({{"a", 1, "x"}, {"b", 1, "x"}});
   EXPECT_EQ(One("x", Ended::kUnreachable), "a:1");
-  EXPECT_TRUE(fleet_->health()[0].ejected);
+  EXPECT_EQ(fleet_->health()[0].state, BackendState::kLeftOut);
+  EXPECT_EQ(fleet_->health()[0].why, "why");
   for (int i = 0; i < 4; ++i) EXPECT_EQ(One("x"), "b:1");
-  clock_.now += Fleet::kEjection;
-  std::vector<std::string> went;
-  for (int i = 0; i < 4; ++i) {
-    const auto route = fleet_->RouteFor("x");
-    went.push_back(route->Next()->authority());  // No answer yet: only one of them tries.
-  }
-  EXPECT_EQ(std::count(went.begin(), went.end(), "a:1"), 1);
-  clock_.now += Fleet::kEjection;
-  while (One("x") != "a:1") {  // It gets through.
-  }
-  EXPECT_FALSE(fleet_->health()[0].ejected);
-  EXPECT_EQ(One("x"), "b:1");
-  EXPECT_EQ(One("x"), "a:1");
+  fleet_->NoteCheck(*fleet_->backends()[0], "");
+  EXPECT_EQ(fleet_->health()[0].state, BackendState::kInUse);
+  EXPECT_NE(One("x"), One("x"));
 }
 
 TEST_F(RouterFleet, TriesBackendsThatAreLeftOutIfThereAreNoOthers) {
   Make({{"a", 1, "x"}, {"b", 1, "x"}});
-  One("x", Ended::kUnreachable);
-  One("x", Ended::kUnreachable);
-  EXPECT_TRUE(fleet_->health()[0].ejected && fleet_->health()[1].ejected);
+  for (const auto& backend : fleet_->backends()) fleet_->NoteCheck(*backend, "it hangs");
   EXPECT_NE(One("x"), "");
+  EXPECT_EQ(fleet_->health()[0].state, BackendState::kLeftOut) << "only a check brings it back";
 }
 
 TEST_F(RouterFleet, DoesNotBlameABackendForClientsThatLeaveOrAnswersThatFail) {
   Make({{"a", 1, "x"}});
   for (const Ended ended : {Ended::kClientLeft, Ended::kDied, Ended::kTimedOut, Ended::kBadAnswer, Ended::kCut}) {
     One("x", ended);
-    EXPECT_FALSE(fleet_->health()[0].ejected);
+    EXPECT_NE(fleet_->health()[0].state, BackendState::kLeftOut);
   }
   EXPECT_THAT(metrics_.Text(), HasSubstr("terrace_router_attempts_total{backend=\"http://a:1\",outcome=\"cut\"} 1"));
   EXPECT_THAT(metrics_.Text(), HasSubstr("terrace_router_backend_in_use{backend=\"http://a:1\"} 1"));

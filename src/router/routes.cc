@@ -77,7 +77,8 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   }
   if (get && request.path == "/v1/models") return SendModels(request, std::move(responder), std::move(id));
   if (get && request.path == "/health") {
-    return SendText(*responder, 200, kJson, HealthBody(fleet_.health()), std::move(id));
+    HealthPage page = MakeHealthPage(fleet_.health());
+    return SendText(*responder, page.status, kJson, std::move(page.body), std::move(id));
   }
   if (get && request.path == "/metrics") {
     return SendText(*responder, 200, "text/plain; version=0.0.4", metrics_.Text(), std::move(id));
@@ -97,7 +98,13 @@ void Routes::Forward(http::Request request, std::shared_ptr<http::Responder> res
                   std::move(id));
   }
   const http::Headers with_id = {{"X-Request-Id", std::move(id)}};
-  http::Forward(std::move(responder), {std::move(request), with_id, with_id}, std::move(route), options_);
+  const bool openai = request.path == "/v1/chat/completions" || request.path == "/v1/completions";
+  http::Forward(std::move(responder),
+                {.request = std::move(request),
+                 .set_in_request = with_id,
+                 .set_in_answer = with_id,
+                 .last_event = openai ? "data: [DONE]" : ""},
+                std::move(route), options_);
 }
 
 void Routes::SendModels(const http::Request& request, std::shared_ptr<http::Responder> responder, std::string id) {

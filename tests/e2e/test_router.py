@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CHAT
-from terrace_stack import HOST, Server, call, free_port, parse_metrics, terrace_binary, wait_until
+from terrace_stack import HOST, Server, call, free_port, open_stream, parse_metrics, terrace_binary, wait_until
 
 PATIENCE_S = 20
 CANCEL_S = 2  # What the router promises from a client's leaving to the backend's seeing it.
@@ -39,7 +39,10 @@ class Call(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.do_POST()
+        if self.path == "/health":  # The router asks this again and again: no script wants to know.
+            self.server.health(self)
+        else:
+            self.do_POST()
 
     def do_POST(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -87,6 +90,7 @@ class Fake(ThreadingHTTPServer):
     def __init__(self, script: Callable[[Call], None], port: int = 0):
         super().__init__((HOST, port), Call)
         self.script, self.calls = script, []
+        self.health: Callable[[Call], None] = lambda request: request.answer({"status": "ok"})
         self.url = f"http://{HOST}:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -121,15 +125,21 @@ def route(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts a router over (url, model) pairs."""
     started = []
 
-    def start(*backends: tuple[str, str], flags: tuple[str, ...] = (), **environment: str) -> Server:
+    def start(
+        *backends: tuple[str, str], flags: tuple[str, ...] = (), healthy: bool = True, **environment: str
+    ) -> Server:
         urls, models = zip(*backends, strict=True)
         arguments = [
             "router", "--service-discovery", "static", "--static-backends", ",".join(urls),
-            "--static-models", ",".join(models), "--routing-logic", "roundrobin", *flags,
+            "--static-models", ",".join(models), "--routing-logic", "roundrobin",
+            "--health-check-interval", "200ms", *flags,
         ]  # fmt: skip
         router = Server("router", free_port(), arguments, tmp_path / "router.log", environment=environment)
         started.append(router)
-        return router.wait_healthy()
+        if healthy:
+            return router.wait_healthy()
+        wait_until("the router to listen", lambda: "router_ready" in router.log.read_text(), PATIENCE_S)
+        return router
 
     yield start
     for router in started:
@@ -217,24 +227,53 @@ def test_requests_take_turns_for_each_model(fakes, route):
     assert ask(router, "other").json()["from"] == "c"
 
 
+def states_of(router: Server) -> dict[str, str]:
+    return {backend["url"]: backend["state"] for backend in router.health()["backends"]}
+
+
 def test_a_dead_backend_costs_no_request_and_comes_back(fakes, route):
     alive, dead = fakes(named("alive")), dead_url()
     router = route((dead, "m"), (alive.url, "m"))
     assert [ask(router).json()["from"] for _ in range(8)] == ["alive"] * 8
-    states = {b["url"]: b["state"] for b in router.health()["backends"]}
-    assert states == {dead: "unreachable", alive.url: "in_use"}
+    assert states_of(router) == {dead: "left_out", alive.url: "in_use"}
+    assert router.health()["status"] == "degraded"
+    assert "refused" in router.health()["why"]
     # It was not tried eight times: it is left out after the first.
-    assert router.metric("terrace_router_attempts_total", backend=dead, outcome="unreachable") <= 2
+    assert router.metric("terrace_router_attempts_total", backend=dead, outcome="unreachable") <= 1
     fakes(named("back"), int(dead.rsplit(":", 1)[1]))
     wait_until("the backend to be used again", lambda: ask(router).json()["from"] == "back", PATIENCE_S)
 
 
-def test_a_backend_that_dies_before_its_first_byte_is_replaced(fakes, route):
+def test_a_backend_that_hangs_is_left_out_and_comes_back(fakes, route):
+    hangs, alive = fakes(named("hangs")), fakes(named("alive"))
+    well = hangs.health
+    router = route((hangs.url, "m"), (alive.url, "m"), flags=("--health-check-timeout", "500ms"))
+    wait_until("both to be used", lambda: set(states_of(router).values()) == {"in_use"}, PATIENCE_S)
+    hangs.health = lambda request: request.wait_peer_gone(PATIENCE_S)
+    wait_until("it to be left out", lambda: states_of(router)[hangs.url] == "left_out", PATIENCE_S)
+    assert {ask(router).json()["from"] for _ in range(6)} == {"alive"}
+    hangs.health = well
+    wait_until("it to be used again", lambda: ask(router).json()["from"] == "hangs", PATIENCE_S)
+
+
+def test_a_router_without_backends_says_503_and_recovers_by_itself(fakes, route):
+    url = dead_url()
+    router = route((url, "m"), healthy=False)
+    wait_until("the first check", lambda: states_of(router)[url] == "left_out", PATIENCE_S)
+    reply = router.call("GET", "/health")
+    assert (reply.status, reply.json()["status"]) == (503, "unavailable")
+    assert url in reply.json()["why"] and "refused" in reply.json()["why"]
+    fakes(named("back"), int(url.rsplit(":", 1)[1]))
+    router.wait_healthy(PATIENCE_S)
+    assert router.health()["status"] == "ok"
+
+
+def test_a_request_that_dies_with_its_backend_is_not_sent_to_another(fakes, route):
     dying, alive = fakes(lambda request: request.die()), fakes(named("alive"))
     router = route((dying.url, "m"), (alive.url, "m"))
-    assert [ask(router).json()["from"] for _ in range(4)] == ["alive"] * 4
-    assert len(dying.calls) >= 1
-    assert json.loads(alive.calls[0].body) == body(), "the request goes out whole again"
+    assert sorted(ask(router).status for _ in range(4)) == [200, 200, 502, 502]
+    assert len(alive.calls) == 2, "nobody knows how far the first one came with the others"
+    assert len(dying.calls) <= 4, "twice at most, and only on a connection that had been kept"
 
 
 def test_a_stream_that_dies_ends_with_an_error_event(fakes, route):
@@ -253,6 +292,25 @@ def test_a_stream_that_dies_ends_with_an_error_event(fakes, route):
     assert json.loads(lines[1].removeprefix(b"data: "))["error"]["type"] == "server_error"
     assert lines[2:] == [b""]
     assert len(asked) == 1, "what began is not asked for twice"
+
+
+def test_a_stream_without_length_that_dies_ends_with_an_error_event(fakes, route):
+    """Of a server that only closes its connection at the end; a crash looks the same but for the last event."""
+    finished = []
+
+    def script(request: Call):
+        request.begin(**{"Content-Type": "text/event-stream", "Connection": "close"})
+        request.wfile.write(b"data: {}\n\n" + (b"data: [DONE]\n\n" if finished else b""))
+        request.die(reset=False)
+
+    router = route((fakes(script).url, "m"))
+    with open_stream(router.url, CHAT, body()) as response:
+        lines = response.read().split(b"\n\n")
+    assert lines[0] == b"data: {}"
+    assert json.loads(lines[1].removeprefix(b"data: "))["error"]["code"] == "upstream_broke_off"
+    finished.append(True)
+    with open_stream(router.url, CHAT, body()) as response:
+        assert response.read() == b"data: {}\n\ndata: [DONE]\n\n"
 
 
 def test_a_plain_answer_that_dies_is_cut(fakes, route):
@@ -358,7 +416,7 @@ def test_bad_requests_are_refused_in_openais_shape(fakes, route, payload, status
 
 
 def test_unreachable_and_silent_backends_are_errors_that_say_so(fakes, route):
-    router = route((dead_url(), "m"), (dead_url(), "m"))
+    router = route((dead_url(), "m"), (dead_url(), "m"), healthy=False)
     reply = ask(router)
     assert reply.status == 503
     assert reply.json()["error"]["code"] == "upstream_unreachable"
