@@ -437,10 +437,11 @@ TEST(Config, NoSecretIsShownByAnErrorOrADump) {
     EXPECT_NE(error, "(no error)") << text;
     EXPECT_EQ(error.find("sesame"), std::string::npos) << error;
   }
-  const auto parsed = LoadWith({"--shared=https://AK:ses/ame@host/p", "--backends=http://u:sesame@a,http://b"});
+  const auto parsed =
+      LoadWith({"--shared=https://AK:ses/ame@host/p", "--backends=http://u:sesame@a,http://b,u:sesame@c,/mnt/x:1@d"});
   const std::string dump = parsed->values.Dump();
   EXPECT_NE(dump.find("shared = https://***@host/p "), std::string::npos) << dump;
-  EXPECT_NE(dump.find("backends = http://***@a,http://b "), std::string::npos) << dump;
+  EXPECT_NE(dump.find("backends = http://***@a,http://b,***@c,/mnt/x:1@d "), std::string::npos) << dump;
 }
 
 TEST(Config, AValueThatLosesIsStillChecked) {

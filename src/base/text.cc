@@ -36,9 +36,11 @@ std::string WithoutUserInfo(std::string_view text) {
     const size_t end = std::min(text.find(','), text.size());
     const std::string_view item = text.substr(0, end);
     const size_t scheme = item.find(kScheme);
+    const size_t begin = scheme == std::string_view::npos ? 0 : scheme + kScheme.size();
     const size_t at = item.rfind('@');
-    if (scheme != std::string_view::npos && at != std::string_view::npos && at > scheme) {
-      shown += std::string(item.substr(0, scheme + kScheme.size())) + "***" + std::string(item.substr(at));
+    const bool is_url = begin > 0 || (!item.starts_with('/') && item.find(':') < at);
+    if (is_url && at != std::string_view::npos && at >= begin) {
+      shown += std::string(item.substr(0, begin)) + "***" + std::string(item.substr(at));
     } else {
       shown += item;
     }

@@ -10,8 +10,8 @@ namespace terrace {
 std::string Lower(std::string_view text);                   // ASCII.
 std::string_view Trimmed(std::string_view text);            // Without blanks at either end.
 std::vector<std::string> SplitList(std::string_view text);  // By commas, trimmed, without empty items.
-// "https://key:secret@host" as "https://***@host": what somebody may have written into a URL is not shown. Secrets have
-// slashes in them, so all up to the last @ of an item goes.
+// "https://key:secret@host" and "key:secret@host" as "https://***@host" and "***@host": what somebody may have written
+// into a URL is not shown. Secrets have slashes in them, so all up to the last @ of an item goes.
 std::string WithoutUserInfo(std::string_view text);
 
 }  // namespace terrace

@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/text.h"
+
 namespace terrace::router {
 namespace {
 
@@ -122,9 +124,10 @@ config::Schema Schema() {
 
 Result<BackendAddress> ParseBackendUrl(std::string_view url) {
   const auto refuse = [&](const std::string& why) {
-    return Fail(Code::kInvalid, "--static-backends: \"" + std::string(url) + "\": " + why);
+    return Fail(Code::kInvalid, "--static-backends: \"" + WithoutUserInfo(url) + "\": " + why);
   };
   constexpr std::string_view kScheme = "http://";
+  if (url.find('@') != std::string_view::npos) return refuse("it has credentials in it; clients' keys are passed on");
   if (url.starts_with("https://")) return refuse("https is not supported; use http inside the cluster");
   if (!url.starts_with(kScheme)) return refuse("expected http://HOST or http://HOST:PORT");
   std::string_view rest = url.substr(kScheme.size());
@@ -165,6 +168,11 @@ Result<Options> ReadOptions(const config::Values& values) {
   const auto threads = Bounded(values, "threads", 1, 256);
   if (!threads) return tl::unexpected(threads.error());
   options.http.threads = static_cast<size_t>(*threads);
+  for (const char* name : {"first-byte-timeout", "idle-timeout"}) {
+    if (values.DurationMs(name) == 0) {
+      return Fail(Code::kInvalid, values.Place(name) + ": 0 leaves no time to answer; say how long, 1h if need be");
+    }
+  }
   options.proxy.first_byte_timeout = std::chrono::milliseconds(values.DurationMs("first-byte-timeout"));
   options.proxy.idle_timeout = std::chrono::milliseconds(values.DurationMs("idle-timeout"));
   for (const char* name : {"health-check-interval", "health-check-timeout"}) {

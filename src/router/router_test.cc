@@ -17,6 +17,7 @@ namespace {
 using http::Ended;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 Result<Options> Parse(std::vector<std::string> args) {
   const auto parsed = config::Load(Schema(), args, [](const std::string&) { return std::nullopt; });
@@ -67,13 +68,30 @@ TEST(RouterOptions, TakeUrlsThatOthersSkip) {
 }
 
 TEST(RouterOptions, NameTheUrlThatIsWrong) {
-  for (const char* url :
-       {"vllm:8000", "https://vllm", "http://", "http://:8000", "http://vllm:", "http://vllm:0", "http://vllm:65536",
-        "http://vllm:80x", "http://vllm/v1", "http://user@vllm", "http://a b", "http://[::1", "http://[vllm]",
-        "http://[::1]8000", "http://::1:8000", "http://vllm?x", "ftp://vllm"}) {
+  for (const char* url : {"vllm:8000", "https://vllm", "http://", "http://:8000", "http://vllm:", "http://vllm:0",
+                          "http://vllm:65536", "http://vllm:80x", "http://vllm/v1", "http://a b", "http://[::1",
+                          "http://[vllm]", "http://[::1]8000", "http://::1:8000", "http://vllm?x", "ftp://vllm"}) {
     const auto options = Parse({"--static-backends", std::string("http://good,") + url, "--static-models", "m,m"});
     ASSERT_FALSE(options) << url;
     EXPECT_THAT(options.error().what, HasSubstr(std::string("\"") + url + "\"")) << url;
+  }
+}
+
+TEST(RouterOptions, ShowNoSecretOfAUrl) {
+  for (const char* url : {"http://user:sesame@vllm", "http://user:ses/ame@vllm:80", "user:sesame@vllm"}) {
+    const auto options = Parse({"--static-backends", url, "--static-models", "m"});
+    ASSERT_FALSE(options) << url;
+    EXPECT_THAT(options.error().what, HasSubstr("it has credentials in it"));
+    EXPECT_THAT(options.error().what, Not(HasSubstr("ses"))) << url;
+  }
+}
+
+TEST(RouterOptions, WantTimeForAnAnswer) {
+  for (const char* name : {"first-byte-timeout", "idle-timeout"}) {
+    const auto options =
+        Parse({"--static-backends", "http://a", "--static-models", "m", std::string("--") + name + "=0"});
+    ASSERT_FALSE(options);
+    EXPECT_THAT(options.error().what, HasSubstr(name));
   }
 }
 
