@@ -230,11 +230,13 @@ class Server:
         log: Path,
         api_key: str | None = None,
         environment: dict[str, str] | None = None,
+        within: tuple[str | Path, ...] = (),
     ):
+        """`within`: a command that runs another one in its place, `unshare --mount`, say."""
         self.name, self.port, self.log = name, port, log
         self.url = f"http://{HOST}:{port}"
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        command = [terrace_binary(), *arguments, "--host", HOST, "--port", str(port)]
+        command = [*within, terrace_binary(), *arguments, "--host", HOST, "--port", str(port)]
         with open(log, "ab") as out:
             # A session of its own: Ctrl-C in the terminal reaches us, and we stop the programs in order.
             self.process = subprocess.Popen(

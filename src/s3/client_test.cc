@@ -234,6 +234,7 @@ TEST_F(S3Client, AServerThatAsksForLessGetsLess) {
   EXPECT_LT(metrics_.GetGauge("terrace_s3_parallel_max", "").value(), static_cast<int64_t>(options_.parallel_max));
 }
 
+// D20.
 TEST_F(S3Client, A200WithAnErrorDocumentIsAFailure) {
   options_.backoff = milliseconds(1);
   server_.PutObject("k", Bytes(1000));

@@ -31,6 +31,7 @@ TEST(Pacer, HalvesOnceForCallsOfOneTimeAndGrowsBackByOneARound) {
   EXPECT_EQ(pacer.limit(), 32u) << "never more";
 }
 
+// D20.
 TEST(Pacer, WaitsGrowAreBoundedAndDiffer) {
   Pacer pacer({.backoff = milliseconds(64), .backoff_max = milliseconds(400)}, 7);
   std::set<int64_t> firsts;
