@@ -45,6 +45,9 @@
 
 namespace terrace {
 
+// Items of a call. Beyond: all are settled at once, with kFull.
+inline constexpr size_t kCallItemsMax = 4096;
+
 struct ClientOptions {
   // Socket of a node. "": what the setting `node` says; if that is not set either, a store in this process.
   std::string node;
@@ -52,9 +55,8 @@ struct ClientOptions {
   // files, which count as they do for programs: TERRACE_*, TERRACE_CONFIG_FILE, LMCACHE_CONFIG_FILE. With a node, those
   // of tiers are not used: they are the node's.
   std::vector<std::pair<std::string, std::string>> settings;
-  size_t copy_threads = 2;        // That copy to callers' buffers and verify.
-  size_t calls_max = 4096;        // Not yet settled. Beyond: settled at once as declined, or as a miss, with kFull.
-  uint64_t pinned_bytes_max = 0;  // Of Pin, in process. 0: a quarter of RAM.
+  size_t copy_threads = 2;  // That copy to callers' buffers and verify.
+  size_t calls_max = 4096;  // Not yet settled. Beyond: settled at once as declined, or as a miss, with kFull.
 };
 
 // One call under way: `size` items, each settled once.

@@ -59,5 +59,7 @@ SegmentHashes HashSegments(std::span<const std::byte> bytes);
 // Copies `from` to `to` (same size) and returns the segment hashes of what was copied, reading memory once: each block
 // is hashed while it is in the first-level cache.
 SegmentHashes CopyAndHash(std::span<const std::byte> from, std::span<std::byte> to);
+// The same to pieces, one after the other, as large as `from` in all. Segments are those of `from`.
+SegmentHashes CopyAndHash(std::span<const std::byte> from, std::span<const std::span<std::byte>> to);
 
 }  // namespace terrace

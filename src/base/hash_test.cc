@@ -86,5 +86,18 @@ TEST(Hash, CopyAndHashIsACopyAndTheHashesOfIt) {
   }
 }
 
+TEST(Hash, PiecesChangeNeitherTheCopyNorItsHashes) {
+  const std::vector<std::byte> from = RandomBytes(2 * kSegmentBytes + 777, 4);
+  for (const size_t piece : {size_t{1000}, size_t{196'608}, kSegmentBytes, from.size()}) {
+    std::vector<std::byte> to(from.size());
+    std::vector<std::span<std::byte>> pieces(1);  // An empty one does no harm.
+    for (size_t at = 0; at < to.size(); at += piece) {
+      pieces.push_back(std::span(to).subspan(at, std::min(piece, to.size() - at)));
+    }
+    EXPECT_EQ(CopyAndHash(from, pieces), HashSegments(from)) << piece;
+    EXPECT_EQ(to, from) << piece;
+  }
+}
+
 }  // namespace
 }  // namespace terrace

@@ -1,0 +1,190 @@
+#include "client/load_follower.h"
+
+#include "base/assert.h"
+#include "client/gate.h"
+
+namespace terrace {
+
+// What follows outlives the follower in callbacks of the store, so they share this.
+struct LoadFollower::Core {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::pair<TimePoint, uint64_t>, std::shared_ptr<Follow>> live;  // Guarded by mutex. By deadline.
+  uint64_t next_id = 0;                                                    // Guarded by mutex.
+  bool closed = false;                                                     // Guarded by mutex.
+  const std::shared_ptr<Gate> gate = std::make_shared<Gate>();             // To the store and to on_item.
+};
+
+class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
+ public:
+  Follow(std::shared_ptr<Core> core, Request request, uint64_t id)
+      : core_(std::move(core)), request_(std::move(request)), id_(id) {}
+
+  void Begin(Store& store) {
+    const Gate::Pass pass(core_->gate);
+    if (!pass) return;  // Close has ended it.
+    auto job = store.Load(request_.space, request_.keys, request_.payload_bytes, request_.deadline);
+    {
+      std::lock_guard lock(mutex_);
+      if (next_ == request_.keys.size()) return;
+      job_ = std::move(job);
+    }
+    Run();
+  }
+
+  // One thread at a time: it goes on where the last one left off, called by the job or by Consumed.
+  void Run() {
+    const Gate::Pass pass(core_->gate);
+    if (!pass) return;
+    for (;;) {
+      size_t i = 0;
+      std::shared_ptr<LoadJob> job;
+      {
+        std::lock_guard lock(mutex_);
+        if (next_ == request_.keys.size()) return;
+        if (hits_ - consumed_ >= request_.window) {
+          paused_ = true;
+          return;
+        }
+        i = next_;
+        job = job_;
+      }
+      const auto later = [weak = weak_from_this()] {
+        if (const auto follow = weak.lock()) follow->Run();
+      };
+      if (!job->ReadyOr(i, later)) return;
+      LoadJob::Item item = job->Wait(i, TimePoint::min());
+      const bool hit = item.outcome == Outcome::kHit;
+      const Reason reason = item.reason;
+      bool last = false;
+      {
+        std::lock_guard lock(mutex_);
+        if (next_ != i) return;  // Ended meanwhile.
+        ++next_;
+        if (hit) ++hits_;
+        last = next_ == request_.keys.size();
+      }
+      request_.on_item(i, std::move(item));
+      if (last) return Forget();
+      if (!hit && request_.stop_at_miss) return End(reason);
+    }
+  }
+
+  void Consumed() {
+    {
+      std::lock_guard lock(mutex_);
+      ++consumed_;
+      if (!std::exchange(paused_, false)) return;
+    }
+    Run();
+  }
+
+  // Delivers the rest. The first of it as the store sees it, which counts it.
+  void End(Reason reason) {
+    const Gate::Pass pass(core_->gate);
+    if (pass) Finish(reason);
+  }
+
+  void Finish(Reason reason) {
+    size_t first = 0;
+    std::shared_ptr<LoadJob> job;
+    {
+      std::lock_guard lock(mutex_);
+      first = std::exchange(next_, request_.keys.size());
+      job.swap(job_);
+    }
+    for (size_t i = first; i < request_.keys.size(); ++i) {
+      LoadJob::Item item;
+      item.reason = reason;
+      if (i == first && job && reason == Reason::kTimeout) item = job->Wait(i, TimePoint::min());
+      request_.on_item(i, std::move(item));
+    }
+    Forget();
+  }
+
+  const Request& request() const { return request_; }
+
+ private:
+  void Forget() {
+    std::lock_guard lock(core_->mutex);
+    core_->live.erase({request_.deadline, id_});
+  }
+
+  const std::shared_ptr<Core> core_;
+  const Request request_;
+  const uint64_t id_;
+  std::mutex mutex_;
+  std::shared_ptr<LoadJob> job_;  // Guarded by mutex_.
+  size_t next_ = 0;               // Guarded by mutex_. Not yet delivered, or about to be.
+  size_t hits_ = 0;               // Guarded by mutex_.
+  size_t consumed_ = 0;           // Guarded by mutex_.
+  bool paused_ = false;           // Guarded by mutex_. Nobody will call Run but Consumed.
+};
+
+void LoadFollower::Handle::End(Reason reason) const {
+  if (const auto follow = follow_.lock()) follow->End(reason);
+}
+
+void LoadFollower::Handle::Consumed() const {
+  if (const auto follow = follow_.lock()) follow->Consumed();
+}
+
+LoadFollower::LoadFollower(Store& store)
+    : store_(store), core_(std::make_shared<Core>()), watcher_([this] { WatchDeadlines(); }) {}
+
+LoadFollower::~LoadFollower() { Close(); }
+
+void LoadFollower::Begin(Request request, const std::function<void(Handle)>& begun) {
+  TERRACE_ASSERT(!request.keys.empty());
+  std::shared_ptr<Follow> follow;
+  bool closed = false;
+  {
+    std::lock_guard lock(core_->mutex);
+    const uint64_t id = core_->next_id++;
+    const TimePoint deadline = request.deadline;
+    follow = std::make_shared<Follow>(core_, std::move(request), id);
+    closed = core_->closed;
+    if (!closed) core_->live.emplace(std::pair(deadline, id), follow);
+  }
+  begun(Handle(follow));
+  if (closed) return follow->Finish(Reason::kCancelled);
+  core_->changed.notify_all();
+  follow->Begin(store_);
+}
+
+void LoadFollower::WatchDeadlines() {
+  std::unique_lock lock(core_->mutex);
+  while (!core_->closed) {
+    if (core_->live.empty()) {
+      core_->changed.wait(lock);
+      continue;
+    }
+    const auto first = core_->live.begin();
+    if (first->first.first > std::chrono::steady_clock::now()) {
+      core_->changed.wait_until(lock, first->first.first);
+      continue;
+    }
+    const std::shared_ptr<Follow> follow = first->second;
+    lock.unlock();
+    follow->End(Reason::kTimeout);
+    lock.lock();
+  }
+}
+
+void LoadFollower::Close() {
+  {
+    std::lock_guard lock(core_->mutex);
+    if (std::exchange(core_->closed, true)) return;
+  }
+  core_->changed.notify_all();
+  watcher_.join();
+  core_->gate->Close();
+  std::map<std::pair<TimePoint, uint64_t>, std::shared_ptr<Follow>> left;
+  {
+    std::lock_guard lock(core_->mutex);
+    left.swap(core_->live);
+  }
+  for (const auto& [when, follow] : left) follow->Finish(Reason::kCancelled);
+}
+
+}  // namespace terrace

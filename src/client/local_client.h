@@ -1,0 +1,28 @@
+// The client of a store in this process.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "terrace/client.h"
+
+namespace terrace {
+
+class Pins;
+
+struct LocalOptions {
+  size_t copy_threads = 2;
+  size_t calls_max = 4096;
+  std::function<std::optional<std::string>(std::string_view)> setting = [](std::string_view) { return std::nullopt; };
+};
+
+// `owner` keeps the store alive; dropped when the client is closed and gone.
+std::unique_ptr<Client> NewLocalClient(const LocalOptions& options, Store& store, std::shared_ptr<void> owner);
+
+// What a store says of itself. Leased is what is pinned otherwise, for the tiers below, too.
+ClientStats StatsOf(const Store& store, const Pins& pins);
+
+}  // namespace terrace
