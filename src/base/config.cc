@@ -342,9 +342,10 @@ struct Loader {
       for (const auto& [given, origin] : sources) {
         const auto found = given->find(option.name);
         if (found == given->end()) continue;
-        // No key has blanks around it, but files and variables that hold one often end with a line break.
+        // Of text, blanks may be meant. No key has blanks around it, but files and variables with one end in a line
+        // break.
         std::string value = found->second.value;
-        if (option.type == Type::kSecret) value = Trimmed(value);
+        if (option.type != Type::kText && option.type != Type::kTextList) value = Trimmed(value);
         if (const auto complaint = Complaint(option, value)) {
           // "flag --ram" and "env TERRACE_RAM" name the option; a file's place does not.
           const std::string& where = found->second.where;
@@ -476,8 +477,10 @@ std::string Values::Place(std::string_view name) const {
 std::string Values::Dump() const {
   std::string out;
   for (const auto& [name, entry] : entries_) {
-    const bool hide = entry.option.type == Type::kSecret && !entry.value.empty();
-    std::string line = name + " = " + (hide ? "***" : WithoutUserInfo(entry.value));
+    std::string shown = WithoutUserInfo(entry.value);
+    if (entry.option.type == Type::kSecret && !entry.value.empty()) shown = "***";
+    if (entry.option.type == Type::kBool && !entry.value.empty()) shown = Bool(name) ? "true" : "false";
+    std::string line = name + " = " + shown;
     line.resize(std::max<size_t>(line.size() + 3, 40), ' ');
     out += line + "(" + entry.where + ")\n";
   }

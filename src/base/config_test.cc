@@ -254,6 +254,7 @@ TEST(Config, FlagBeatsEnvironmentBeatsFileBeatsWhatIsBroughtBeatsDefault) {
           brought);
       ASSERT_TRUE(parsed) << ErrorOf(parsed);
       const std::string dump = "\n" + parsed->values.Dump();
+      if (name == "strict" && given != 0) wins = "true";
       const std::string shown = name == "api-key" && !wins.empty() ? "***" : wins;
       const size_t line = dump.find("\n" + name + " = " + shown + " ");
       ASSERT_NE(line, std::string::npos) << given << dump;
@@ -410,6 +411,18 @@ TEST(Config, AnEmptyFlagIsAnErrorAndAnEmptyVariableIsNone) {
   EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_API_KEY", " \n"}})),
             "TERRACE_API_KEY: api-key: empty; give a value, or leave the option out");
   EXPECT_EQ(LoadWith({}, {{"TERRACE_CHUNK", ""}})->values.Int("chunk"), 256);
+}
+
+// D14, D15: and the dump shows what was understood.
+TEST(Config, BlanksAroundAValueAreNotOfItUnlessItIsText) {
+  const auto parsed =
+      LoadWith({"--ram= 64 MiB\n", "--kv-type", " q8_0"}, {{"TERRACE_STRICT", " ON "}, {"TERRACE_CHUNK", " 64\n"}});
+  ASSERT_TRUE(parsed) << ErrorOf(parsed);
+  const std::string dump = "\n" + parsed->values.Dump();
+  for (const char* line : {"\nram = 64 MiB ", "\nkv-type = q8_0 ", "\nstrict = true ", "\nchunk = 64 "}) {
+    EXPECT_NE(dump.find(line), std::string::npos) << line << dump;
+  }
+  EXPECT_EQ(LoadWith({"--shared", "/a b "})->values.Text("shared"), "/a b ");
 }
 
 // As files and variables that hold a secret end, in containers as a rule.
