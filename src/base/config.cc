@@ -466,6 +466,8 @@ bool Values::IsSet(std::string_view name) const {
   return entry.origin != Origin::kDefault || !entry.value.empty();
 }
 
+bool Values::IsGiven(std::string_view name) const { return Find(name).origin != Origin::kDefault; }
+
 std::string Values::Place(std::string_view name) const {
   const Entry& entry = Find(name);
   if (entry.origin == Origin::kDefault) return "--" + entry.option.name;

@@ -49,6 +49,7 @@ class Values {
   int64_t DurationMs(std::string_view name) const;
   std::vector<std::string> List(std::string_view name) const;  // By commas, by repeated flags, or a YAML list.
   bool IsSet(std::string_view name) const;                     // Not from the default, or the default is not "".
+  bool IsGiven(std::string_view name) const;                   // Not from the default.
   // How an error names the option, so that it is found where it was set: "--chunk", "TERRACE_CHUNK", "node.yaml:3
   // chunk".
   std::string Place(std::string_view name) const;

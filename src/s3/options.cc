@@ -73,9 +73,12 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
     return std::string();
   };
   const std::string& given = values.Text("s3-endpoint");
-  if (values.Text("s3-bucket").empty() && !given.starts_with("s3://")) {
-    if (given.empty()) return std::nullopt;
-    return Fail(Code::kInvalid, "--s3-endpoint \"" + given + "\" comes without --s3-bucket");
+  if (values.Text("s3-bucket").empty() && !Lower(given).starts_with("s3://")) {
+    for (const config::Option& option : Options()) {
+      if (!values.IsGiven(option.name)) continue;
+      return Fail(Code::kInvalid, values.Place(option.name) + " is for a bucket, and none is named: add --s3-bucket");
+    }
+    return std::nullopt;
   }
 
   ClientOptions options;

@@ -31,7 +31,20 @@ Result<std::optional<ClientOptions>> Read(const std::vector<std::string>& args, 
 TEST(S3Options, NoBucketNoTier) {
   EXPECT_EQ(*Read({}), std::nullopt);
   EXPECT_EQ(*Read({}, {{"AWS_ENDPOINT_URL_S3", "http://h:1"}, {"AWS_ACCESS_KEY_ID", "AK"}}), std::nullopt);
-  EXPECT_FALSE(Read({"--s3-endpoint", "http://h:1"})) << "half of it is a mistake";
+}
+
+TEST(S3Options, WhatIsSaidOfABucketThatNobodyNamesIsAMistake) {
+  for (const config::Option& option : Options()) {
+    if (option.name == "s3-bucket") continue;
+    const std::string value = option.type == config::Type::kInt ? "3" : option.choices.empty() ? "true" : "path";
+    const auto read = Read({"--" + option.name + "=" + value});
+    ASSERT_FALSE(read) << option.name;
+    EXPECT_EQ(read.error().what, "--" + option.name + " is for a bucket, and none is named: add --s3-bucket");
+  }
+  const auto read = Read({}, {{"TERRACE_S3_PREFIX", "p"}});
+  ASSERT_FALSE(read);
+  EXPECT_TRUE(read.error().what.starts_with("TERRACE_S3_PREFIX is for a bucket")) << read.error().what;
+  EXPECT_TRUE(Read({"--s3-endpoint", "S3://b.s3.example:9000", "--s3-prefix", "p"}));
 }
 
 TEST(S3Options, WhatIsGivenWinsOverTheEnvironment) {
