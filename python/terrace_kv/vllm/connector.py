@@ -1,0 +1,221 @@
+"""The connector that vLLM makes twice: for its scheduler, and for the worker that has the KV.
+
+Both ends of a server with one rank live in one process and share one client; leases go from one to the other as they
+are. What goes where and when is vLLM's `OffloadingConnector`; names, loads and saves are ours.
+"""
+
+import atexit
+import re
+import sys
+import threading
+import time
+from typing import Any, ClassVar
+
+from terrace_kv import Client, Pages
+
+from .engine import (
+    VERSION,
+    VERSIONS,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingConnector,
+    OffloadingCounterMetadata,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    TransferResult,
+    init_logger,
+)
+from .manager import CHUNKS, LoadSpec, Manager, SaveSpec
+from .space import Spaces, why_not_cached
+
+logger = init_logger("vllm.terrace")
+
+DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
+UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str | None) -> float | None:
+    match = re.fullmatch(r"(\d+)\s*([a-z]+)", text.strip()) if text else None
+    return int(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else None
+
+
+class Instance:
+    """What both ends of one engine share."""
+
+    _all: ClassVar[dict[str, "Instance"]] = {}
+    _lock = threading.Lock()
+
+    @classmethod
+    def of(cls, engine_id: str) -> "Instance":
+        with cls._lock:
+            if engine_id not in cls._all:
+                cls._all[engine_id] = cls(engine_id)
+            return cls._all[engine_id]
+
+    def __init__(self, engine_id: str) -> None:
+        self._engine_id = engine_id
+        self._users = 0
+        self.client = Client()
+        self.pages: Pages | None = None
+        self.spaces: Spaces | None = None
+        self.caches = False
+        atexit.register(self._close)  # vLLM may end without a word.
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            self._all.pop(self._engine_id, None)
+        self._close()
+
+    def _close(self) -> None:
+        atexit.unregister(self._close)
+        self.pages = None  # Ends its copies.
+        if self.spaces:
+            self.spaces.stop()
+        if not self.client.close(DRAIN_S):
+            logger.warning("Terrace: some chunks were not written before the end; they are computed again")
+
+    def payload_bytes(self) -> int:
+        assert self.pages is not None
+        return self.pages.payload_bytes(0)
+
+
+class Worker(OffloadingWorker):
+    """Copies between vLLM's pages and chunks. A save that is not taken is done, too."""
+
+    def __init__(self, instance: Instance, caches: CanonicalKVCaches, blocks_per_chunk: int) -> None:
+        self._instance = instance
+        if instance.caches:
+            tensors = [t.tensor for t in caches.tensors]
+            instance.pages = Pages(
+                instance.client,
+                [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in tensors],
+                [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs],
+                blocks_per_chunk,
+            )
+        self._tensors = tensors if instance.caches else []  # Their memory is what `pages` copies.
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        assert isinstance(dst_spec, SaveSpec) and self._instance.pages is not None
+        self._instance.pages.save(
+            job_id, dst_spec.chunks, src_spec.block_ids, list(src_spec.group_sizes), list(src_spec.block_indices)
+        )
+        return True
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        assert isinstance(src_spec, LoadSpec) and self._instance.pages is not None
+        self._instance.pages.load(
+            job_id, src_spec.leases, dst_spec.block_ids, list(dst_spec.group_sizes), list(dst_spec.block_indices)
+        )
+        src_spec.leases = []  # The copy has them.
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        if self._instance.pages is None:
+            return []
+        return [TransferResult(done.job, True, done.bytes, done.seconds) for done in self._instance.pages.finished()]
+
+    def wait(self, job_ids: set[int]) -> None:
+        if self._instance.pages is not None:
+            self._instance.pages.wait(list(job_ids))
+
+    def shutdown(self) -> None:
+        self._instance.pages = None
+        self._tensors = []
+        self._instance.leave()
+
+
+class TerraceSpec(OffloadingSpec):
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            CHUNKS: OffloadingCounterMetadata(
+                documentation="Chunks that requests loaded, and the first one each did not find, with the reason.",
+                labelnames=("outcome", "reason"),
+            )
+        }
+
+    def _instance(self) -> Instance:
+        return Instance.of(self.config.engine_id)
+
+    def get_manager(self) -> OffloadingManager:
+        instance = self._instance()
+        instance.enter()
+        return Manager(
+            instance.client,
+            instance.spaces,
+            instance.payload_bytes,
+            seconds(instance.client.setting("load-deadline")),
+            instance.leave,
+        )
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        instance = self._instance()
+        instance.enter()
+        return Worker(instance, kv_caches, self.blocks_per_chunk)
+
+
+class TerraceConnector(OffloadingConnector):
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        instance = Instance.of(transfer.engine_id)
+        why = why_not_cached(vllm_config, kv_cache_config)
+        instance.caches = why is None
+        if why:
+            logger.warning("Terrace caches nothing of this server: %s", why)
+        if not VERSION.startswith(VERSIONS):
+            logger.warning("Terrace was tried with vLLM %s, and this is %s", ", ".join(VERSIONS), VERSION)
+
+        block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        blocks_per_chunk = max(1, int(instance.client.setting("chunk") or 256) // block)
+        keeps_answers = instance.client.setting("save-decode-cache") == "true"
+        transfer.kv_connector_extra_config = {
+            **transfer.kv_connector_extra_config,
+            "spec_name": "TerraceSpec",
+            "spec_module_path": __name__,
+            "blocks_per_chunk": blocks_per_chunk,
+            "offload_prompt_only": not keeps_answers,
+        }
+        if transfer.kv_load_failure_policy == "fail":
+            # vLLM's default can't be told from a user's word but by the command line.
+            if any("kv_load_failure_policy" in argument for argument in sys.argv):
+                logger.warning("Terrace: kv_load_failure_policy is fail: a load that fails would fail its request")
+            else:
+                transfer.kv_load_failure_policy = "recompute"
+        if instance.caches and instance.spaces is None:
+            instance.spaces = Spaces(vllm_config, kv_cache_config, blocks_per_chunk * block)
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    @property
+    def _manager(self) -> Manager:
+        manager = self.scheduler.manager
+        assert isinstance(manager, Manager)
+        return manager
+
+    def on_new_request(self, request: Any) -> None:
+        self._manager.track(request)
+        super().on_new_request(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self._manager.pace.step_begins(scheduler_output.total_num_scheduled_tokens, time.monotonic())
+        return super().build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._manager.pace.step_ends(time.monotonic())
+        super().update_connector_output(connector_output)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        # In the process of the API, where no connector was made.
+        vllm_config.kv_transfer_config.kv_connector_extra_config.update(
+            {"spec_name": "TerraceSpec", "spec_module_path": __name__}
+        )
+        return super().build_prom_metrics(vllm_config, *args, **kwargs)

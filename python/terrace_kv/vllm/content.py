@@ -1,0 +1,82 @@
+"""Content identity of files: SHA-256 of all bytes, computed in the background, kept by the file's identity.
+
+The cache is the one of `terrace serve`: a file named device-inode-size-mtime-ctime in the user's cache folder.
+"""
+
+import hashlib
+import os
+import re
+import struct
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def cache_folder() -> Path | None:
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "terrace/digests"
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache/terrace/digests" if home else None
+
+
+def hub_digest(path: Path) -> bytes | None:
+    """Of a file in a Hugging Face hub cache: a blob that is a large file is named by its SHA-256, and never changes."""
+    blob = path.resolve()
+    is_blob = blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name)
+    return bytes.fromhex(blob.name) if path.is_symlink() and is_blob else None
+
+
+def identity(stat: os.stat_result) -> str:
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
+
+
+def file_digest(path: Path, unchanged_since: float | None) -> bytes:
+    """SHA-256 of a file that has been as it is since then (seconds since 1970)."""
+    if known := hub_digest(path):
+        return known
+    with path.open("rb") as file:
+        before = os.fstat(file.fileno())
+        if unchanged_since is not None and before.st_ctime > unchanged_since:
+            raise ValueError(f"{path} was changed after the engine began to read it: start again to cache")
+        folder = cache_folder()
+        kept = folder / identity(before) if folder else None
+        if kept and kept.is_file() and re.fullmatch(r"[0-9a-f]{64}\n", text := kept.read_text()):
+            return bytes.fromhex(text.strip())
+        digest = hashlib.file_digest(file, "sha256").digest()
+        if identity(os.fstat(file.fileno())) != identity(before):
+            raise ValueError(f"{path} was changed while it was read: start again to cache")
+    if kept:
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
+            temporary.write_text(digest.hex() + "\n")
+            temporary.rename(kept)
+        except OSError:
+            pass  # It is computed again at the next start.
+    return digest
+
+
+class Contents:
+    """Digests of folders, each computed once. `get` never waits."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="terrace-digest")
+        self._parts = ThreadPoolExecutor(max_workers=4, thread_name_prefix="terrace-digest-file")
+
+    def start(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None = None) -> Future[bytes]:
+        return self._pool.submit(self._folder, folder, suffixes, unchanged_since)
+
+    def _folder(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None) -> bytes:
+        files = sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.is_file())
+        if not files:
+            raise ValueError(f"{folder} holds none of {', '.join(suffixes)}")
+        whole = hashlib.sha256(b"terrace.files.1")
+        for path, digest in zip(files, self._parts.map(lambda p: file_digest(p, unchanged_since), files), strict=True):
+            name = path.name.encode()
+            whole.update(struct.pack("<I", len(name)) + name + digest)
+        return whole.digest()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._parts.shutdown(wait=False, cancel_futures=True)

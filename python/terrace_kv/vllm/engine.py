@@ -1,0 +1,56 @@
+"""What is taken from vLLM: the only module that imports its internals, and the one that names the versions it fits.
+
+vLLM calls these interfaces experimental. `tests/vllm/test_contract.py` says with a sentence what moved.
+"""
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingCounterMetadata,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    TransferResult,
+    get_offload_group_idx,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+VERSIONS = ("0.32",)  # Tried.
+VERSION = vllm.__version__
+
+__all__ = [
+    "VERSION",
+    "VERSIONS",
+    "CacheHitSource",
+    "CanonicalKVCaches",
+    "GPULoadStoreSpec",
+    "KVConnectorRole",
+    "LoadStoreSpec",
+    "LookupResult",
+    "OffloadKey",
+    "OffloadingConnector",
+    "OffloadingConnectorStats",
+    "OffloadingCounterMetadata",
+    "OffloadingManager",
+    "OffloadingSpec",
+    "OffloadingWorker",
+    "PrepareStoreOutput",
+    "ReqContext",
+    "RequestOffloadingContext",
+    "TransferResult",
+    "current_platform",
+    "get_offload_group_idx",
+    "init_logger",
+]

@@ -1,0 +1,133 @@
+"""What must be equal for two vLLM servers to share KV (docs/internals/keys.md has the fields)."""
+
+import hashlib
+import json
+import os
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import terrace_kv
+
+from .content import WEIGHTS, Contents
+from .engine import VERSION, current_platform, init_logger
+
+logger = init_logger("vllm.terrace")
+
+STATE_VERSION = 1  # Of the payload: what src/pages.h describes.
+# Formats in which the weights are the files of the model's folder. Others (dummy, streams) are not cached.
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors")
+
+
+def why_not_cached(config: Any, kv_cache_config: Any) -> str | None:
+    """Why this server's KV is not cached, in a sentence; None if it is."""
+    parallel = config.parallel_config
+    if not current_platform.is_cpu():
+        return "its KV is in device memory, and only CPU servers are supported so far"
+    if parallel.world_size != 1:
+        return f"it has {parallel.world_size} ranks, and only one is supported so far"
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return f"it has {len(kv_cache_config.kv_cache_groups)} groups of KV, and only one is supported so far"
+    kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
+    if kind != "FullAttentionSpec":
+        return f"its attention is of the kind {kind}, and only full attention is supported so far"
+    if config.speculative_config is not None:
+        return "it decodes speculatively"
+    if config.model_config.runner_type != "generate":
+        return "it does not generate text"
+    if str(config.load_config.load_format) not in LOAD_FORMATS:
+        return f"its weights come as {config.load_config.load_format}, and have no content that could be named"
+    return None
+
+
+def model_folder(model_config: Any) -> Path:
+    if os.path.isdir(model_config.model):
+        return Path(model_config.model)
+    from huggingface_hub import snapshot_download  # It is there already: vLLM has loaded it.
+
+    return Path(snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True))
+
+
+def kernels() -> str:
+    if current_platform.is_cpu():
+        return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return f"{current_platform.device_name} {current_platform.get_device_capability()}"
+
+
+class Spaces:
+    """Space ids of one server: one for each salt and set of adapters. Unknown until the weights' digest is there."""
+
+    def __init__(self, config: Any, kv_cache_config: Any, chunk_tokens: int) -> None:
+        self._contents = Contents()
+        self._adapters: dict[int, Future[bytes]] = {}
+        self._ids: dict[tuple[str, bytes], bytes] = {}
+        self._complained = False
+        self.chunk_tokens = chunk_tokens
+        group = kv_cache_config.kv_cache_groups[0]
+        spec = group.kv_cache_spec
+        model = config.model_config
+        cache = config.cache_config
+        settings = model.hf_config.to_dict()
+        for name in ("_name_or_path", "transformers_version"):  # Of the file, not of the model.
+            settings.pop(name, None)
+        effective = {
+            "config": settings,
+            "dtype": str(model.dtype),
+            "quantization": str(model.quantization),
+            "cache_dtype": str(cache.cache_dtype),
+            "sliding_window": str(getattr(spec, "sliding_window", None)),
+            "layers": list(group.layer_names),
+        }
+        digest = hashlib.sha256(json.dumps(effective, sort_keys=True, default=str).encode()).hexdigest()
+        dtype = str(spec.dtype).removeprefix("torch.")
+        self._fields: dict[str, Any] = {
+            "engine": "vllm",
+            "engine_state_version": STATE_VERSION,
+            "engine_build": f"{VERSION} {kernels()}",
+            "kv_dtype_k": dtype,
+            "kv_dtype_v": dtype,
+            "layers": len(group.layer_names),
+            "kv_heads": spec.num_kv_heads,
+            "head_size": spec.head_size,
+            "head_size_v": getattr(spec, "head_size_v", None) or spec.head_size,
+            "layout": f"vllm.pages {cache.kv_cache_layout} block {spec.block_size} page {spec.page_size_bytes}",
+            "attention": f"full, model settings {digest}",
+            "chunk_tokens": chunk_tokens,
+        }
+        started = psutil.Process().create_time()
+        self._weights = self._contents.start(model_folder(model), WEIGHTS, unchanged_since=started)
+
+    def id(self, salt: str, lora: Any) -> bytes | None:
+        """Never waits. None while a digest is not known, or if there is none."""
+        adapters: list[tuple[bytes, float]] = []
+        content = b""
+        try:
+            if lora is not None:
+                known = self._adapters.get(lora.lora_int_id)
+                if known is None or getattr(lora, "load_inplace", False):
+                    known = self._contents.start(Path(lora.lora_path), (*WEIGHTS, ".json"))
+                    self._adapters[lora.lora_int_id] = known
+                if not known.done():
+                    return None
+                content = known.result()
+                adapters = [(content, 1.0)]
+            if not self._weights.done():
+                return None
+            weights = self._weights.result()
+        except (OSError, ValueError) as error:
+            if not self._complained:
+                logger.warning("Terrace does not cache: %s", error)
+            self._complained = True
+            return None
+        space = self._ids.get((salt, content))
+        if space is None:
+            space = terrace_kv.space_id(weights=weights, adapters=adapters, salt=salt, **self._fields)
+            if len(self._ids) < 4096:  # One a salt: bounded, however many there are.
+                self._ids[(salt, content)] = space
+        return space
+
+    def stop(self) -> None:
+        self._contents.stop()

@@ -1,0 +1,79 @@
+"""Would catch: a vLLM that does not find what another process left; that finds what is not for it (another model,
+another salt); answers that the cache changes; and names that hang on vLLM's seed, hash or folder.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import MODEL, Runner
+
+CHUNK = 256
+SEA = "The keeper of the lighthouse wrote down what the sea had brought: rope, two barrels, and a letter. "
+
+
+def prompt(name: str, sentences: int = 34) -> str:
+    return f"Log of {name}. " + "".join(f"Day {day}. {SEA}" for day in range(sentences)) + "The letter said:"
+
+
+def whole(tokens: int) -> int:
+    return (tokens - 1) // CHUNK * CHUNK
+
+
+@pytest.fixture(scope="module")
+def cold(runner: Runner) -> dict:
+    """The first server: computes two prompts, then meets its own RAM."""
+    share = runner.share()
+    plan = {
+        "steps": [
+            {"prompts": [prompt("Ann")]},
+            {"prompts": [prompt("Ben")]},
+            {"prompts": [prompt("Ann")], "forget": True},
+            {"prompts": [prompt("Ann")], "forget": True, "salt": "other"},
+            {"prompts": [prompt("Ann"), prompt("Ben")], "forget": True},
+        ]
+    }
+    return {"share": share, "answers": runner.run(plan, TERRACE_SHARED=str(share))}
+
+
+def test_a_server_finds_in_ram_what_its_own_memory_forgot(cold: dict) -> None:
+    ann, ben, again, salted, both = cold["answers"]
+    tokens = whole(ann["prompt_tokens"][0])
+    assert tokens >= 2 * CHUNK
+    assert ann["external"] == 0 and ben["external"] == 0
+    assert again["external"] == tokens
+    assert again["texts"] == ann["texts"]
+    assert salted["external"] == 0, "another salt shares nothing"
+    assert salted["texts"] == ann["texts"]
+    assert both["external"] == tokens + whole(ben["prompt_tokens"][0])
+    assert both["texts"] == ann["texts"] + ben["texts"]
+
+
+def test_another_process_folder_seed_and_hash_find_the_same(cold: dict, runner: Runner, other_model: Path) -> None:
+    plan = {
+        "model": str(other_model),
+        "options": {"prefix_caching_hash_algo": "xxhash"},
+        "steps": [{"prompts": [prompt("Ann")]}, {"prompts": [prompt("Cid")]}, {"prompts": [prompt("Ben")]}],
+    }
+    ann, cid, ben = runner.run(plan, TERRACE_SHARED=str(cold["share"]), PYTHONHASHSEED="7")
+    assert ann["external"] == whole(ann["prompt_tokens"][0])
+    assert ann["texts"] == cold["answers"][0]["texts"]
+    assert cid["external"] == 0
+    assert ben["external"] == whole(ben["prompt_tokens"][0])
+    assert ben["texts"] == cold["answers"][1]["texts"]
+
+
+def test_one_byte_changed_in_the_last_tensor_shares_nothing(cold: dict, runner: Runner, tmp_path: Path) -> None:
+    model = tmp_path / "smol"
+    shutil.copytree(MODEL, model)
+    weights = model / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        (low,) = file.read(1)
+        file.seek(-2, os.SEEK_END)
+        file.write(bytes([low ^ 1]))
+    plan = {"model": str(model), "steps": [{"prompts": [prompt("Ann")]}, {"prompts": [prompt("Ann")], "forget": True}]}
+    first, again = runner.run(plan, TERRACE_SHARED=str(cold["share"]))
+    assert first["external"] == 0
+    assert again["external"] == whole(again["prompt_tokens"][0]), "and it caches its own"
