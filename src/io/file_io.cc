@@ -132,6 +132,12 @@ class OsFileIo final : public FileIo {
     return FromOs(st);
   }
 
+  Result<FileStat> StatName(const std::string& path) override {
+    struct stat st;
+    if (::lstat(path.c_str(), &st) != 0) return FailWith(errno, "lstat", path);
+    return FromOs(st);
+  }
+
   Result<void> Link(const std::string& from, const std::string& to) override {
     if (::link(from.c_str(), to.c_str()) != 0) return FailWith(errno, "link", to);
     return {};

@@ -52,6 +52,8 @@ class FileIo {
   virtual ~FileIo() = default;
   virtual Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions = 0640) = 0;
   virtual Result<FileStat> Stat(const std::string& path) = 0;
+  // Of the name itself, where it is a symbolic link.
+  virtual Result<FileStat> StatName(const std::string& path) { return Stat(path); }
   virtual Result<void> Link(const std::string& from, const std::string& to) = 0;    // EEXIST if `to` is there.
   virtual Result<void> Rename(const std::string& from, const std::string& to) = 0;  // Replaces.
   virtual Result<void> Unlink(const std::string& path) = 0;

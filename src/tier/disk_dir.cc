@@ -182,6 +182,10 @@ std::string DiskDir::FramePath(const Digest& key) const {
   return FanOutPath(key.bytes[0]) + "/" + key.Hex() + std::string(kFrameSuffix);
 }
 
+Result<void> DiskDir::MoveAway(const Digest& key, uint64_t stamp) {
+  return files_.Rename(FramePath(key), Path("set-aside." + key.Hex() + "." + std::to_string(stamp)));
+}
+
 Result<void> DiskDir::RemoveTemps() {
   const auto names = files_.List(Path("tmp"));
   if (!names) return tl::unexpected(names.error());
@@ -203,7 +207,7 @@ Result<DiskDir::Listing> DiskDir::ListFrames(size_t fan_out) {
     const bool suffix = name.ends_with(kFrameSuffix);
     const auto key =
         Digest::FromHex(std::string_view(name).substr(0, name.size() - (suffix ? kFrameSuffix.size() : 0)));
-    const auto stat = suffix && key && key->bytes[0] == fan_out ? files_.Stat(path) : FileStat{};
+    const auto stat = suffix && key && key->bytes[0] == fan_out ? files_.StatName(path) : FileStat{};
     if (!stat) {
       if (stat.error().os_error == ENOENT) continue;
       return tl::unexpected(stat.error());

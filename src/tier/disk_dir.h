@@ -45,6 +45,9 @@ class DiskDir {
   std::string TempPath(uint64_t n) const { return Path("tmp/") + std::to_string(n) + ".tmp"; }
   uint32_t file_permissions() const { return options_.file_permissions; }
 
+  // A directory that has the name of a frame, with all in it: to ROOT/set-aside.<key>.<stamp>, for people.
+  Result<void> MoveAway(const Digest& key, uint64_t stamp);
+
   // Removes what a process that was killed left in tmp/.
   Result<void> RemoveTemps();
 

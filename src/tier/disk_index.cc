@@ -53,6 +53,18 @@ bool DiskIndex::HasInfo(const Digest& key) const {
   return entry && entry->info;
 }
 
+void DiskIndex::NoteUnreadable(const Digest& key, uint64_t id) {
+  std::lock_guard lock(mutex_);
+  Entry* entry = Find(key);
+  if (entry && entry->id == id) entry->unreadable = true;
+}
+
+std::optional<uint64_t> DiskIndex::Unreadable(const Digest& key) const {
+  std::shared_lock lock(mutex_);
+  const Entry* entry = Find(key);
+  return entry && entry->unreadable ? std::optional(entry->id) : std::nullopt;
+}
+
 std::optional<DiskIndex::Reading> DiskIndex::Acquire(const Digest& key, int64_t now_ns) {
   std::lock_guard lock(mutex_);
   Entry* entry = Find(key);

@@ -40,6 +40,10 @@ class DiskIndex {
   // What the header says. Nothing if the frame has gone, or was told before.
   void SetInfo(const Digest& key, const FrameInfo& info);
   bool HasInfo(const Digest& key) const;
+  // A load of this frame failed with an error of the device. Nothing if it has gone.
+  void NoteUnreadable(const Digest& key, uint64_t id);
+  // Its id, if that was said of it.
+  std::optional<uint64_t> Unreadable(const Digest& key) const;
 
   // A frame that is being read: it is not evicted before Release.
   struct Reading {
@@ -84,6 +88,7 @@ class DiskIndex {
     int64_t used_ns = 0;     // Until its header is known; then order_ has it.
     int64_t stamped_ns = 0;  // Time of the last use that its file knows of.
     uint32_t readers = 0;    // So many holds in order_ are theirs.
+    bool unreadable = false;
     std::optional<FrameInfo> info;
   };
   using Shard = std::unordered_map<Digest, Entry, DigestHash>;

@@ -122,8 +122,17 @@ void DiskLoads::Read(const JobPtr& job) {
   auto file = deps_.io.Open(deps_.dir.FramePath(item.key), {.direct = DiskAligned(item.into.data())});
   auto stat = file ? (*file)->Stat() : Result<FileStat>(tl::unexpected(file.error()));
   if (!stat) {
-    const bool missing = stat.error().os_error == ENOENT;
-    job->Fail(missing ? Reason::kMissing : Reason::kUnavailable, missing, stat.error());
+    const int os_error = stat.error().os_error;
+    const bool missing = os_error == ENOENT;
+    const bool no_file = os_error == ENXIO || os_error == ENODEV || os_error == ELOOP;  // A socket, a device, a link.
+    job->Fail(missing   ? Reason::kMissing
+              : no_file ? Reason::kDamaged
+                        : Reason::kUnavailable,
+              missing || no_file, stat.error());
+    return Finish(job);
+  }
+  if (!stat->is_file) {
+    job->Fail(Reason::kDamaged, true);  // A pipe would be waited for.
     return Finish(job);
   }
   job->file = *std::move(file);
@@ -264,6 +273,7 @@ void DiskLoads::Finish(const JobPtr& job) {
   }
   if (job->remove) deps_.remove(job->item.key, job->reading.id, job->reason);
   if (job->reason == Reason::kUnavailable) {
+    deps_.index.NoteUnreadable(job->item.key, job->reading.id);
     deps_.failures.Add();
     return Settle(job, {.outcome = Outcome::kFailed,
                         .reason = Reason::kUnavailable,

@@ -73,6 +73,8 @@ void DiskSaves::Add(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done
       settled.emplace_back(i, Declined(Reason::kFull));
       continue;
     }
+    // What the device could not read makes way for what is here. If it could after all, it is the same.
+    if (const auto id = deps_.index.Unreadable(key)) SetAside(key, *id, Reason::kUnavailable);
     std::lock_guard lock(mutex_);
     if (stopped_) {
       settled.emplace_back(i, Declined(Reason::kUnavailable));
@@ -217,7 +219,10 @@ void DiskSaves::UnlinkQueued() {
 }
 
 bool DiskSaves::UnlinkFrame(const Unlink& unlink) {
-  const Result<void> removed = deps_.files.Unlink(deps_.dir.FramePath(unlink.key));
+  Result<void> removed = deps_.files.Unlink(deps_.dir.FramePath(unlink.key));
+  if (!removed && (removed.error().os_error == EISDIR || removed.error().os_error == EPERM)) {
+    removed = deps_.dir.MoveAway(unlink.key, deps_.clock.WallNs());
+  }
   if (!removed && removed.error().os_error != ENOENT) {
     // The file is there, so its bytes stay counted. The next start finds it again.
     log::Warn("disk_unlink_failed", {{"error", removed.error().what}});
@@ -437,6 +442,10 @@ void DiskSaves::SyncAll(const std::vector<std::shared_ptr<DiskFile>>& files, std
 Result<void> DiskSaves::GiveName(const Job& job) {
   const std::string name = deps_.dir.FramePath(job.item.info.key);
   Result<void> named = deps_.files.Rename(job.temp, name);
+  if (!named && named.error().os_error == EISDIR) {
+    named = deps_.dir.MoveAway(job.item.info.key, deps_.clock.WallNs());
+    if (named) named = deps_.files.Rename(job.temp, name);
+  }
   if (named || named.error().os_error != ENOENT) return named;
   Result<void> made = deps_.dir.MakeLayout();  // Somebody removed the directory.
   if (!made) return made;

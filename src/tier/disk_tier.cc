@@ -257,14 +257,14 @@ void DiskTier::HeaderStep() {
     if (!reading->info) {
       auto file = io_.Open(dir_.FramePath(key), {.direct = true});
       const auto stat = file ? (*file)->Stat() : Result<FileStat>(tl::unexpected(file.error()));
-      if (stat) {
+      if (stat && stat->is_file) {
         header->file = *std::move(file);
         header->file_bytes = stat->bytes;
         headers->push_back(std::move(header));
         continue;
       }
       // That it can't be opened now says nothing about the frame: a load may find out.
-      if (stat.error().os_error == ENOENT) saves_.SetAside(key, header->id, Reason::kMissing);
+      if (!stat && stat.error().os_error == ENOENT) saves_.SetAside(key, header->id, Reason::kMissing);
     }
     index_.Release(key, header->id);
   }

@@ -471,6 +471,55 @@ TEST_P(DiskTierTest, AFrameThatIsGoneIsMissingOnce) {
   ExpectExactly({});
 }
 
+// In a frame's place, put there by hand.
+TEST_P(DiskTierTest, SomethingThatIsNoFileIsAMissOnceAndThenWrittenAnew) {
+  const std::vector<std::pair<const char*, std::function<void(const std::string&)>>> makers = {
+      {"full directory",
+       [](const std::string& path) {
+         fs::create_directory(path);
+         std::ofstream(path + "/somebody's") << "x";
+       }},
+      {"pipe", [](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }},
+      {"socket", [](const std::string& path) { ASSERT_EQ(mknod(path.c_str(), S_IFSOCK | 0600, 0), 0); }},
+      {"link to nothing", [](const std::string& path) { fs::create_symlink("/nowhere/at/all", path); }},
+      {"link to itself", [](const std::string& path) { fs::create_symlink(path, path); }},
+  };
+  Open();
+  std::vector<TestFrame> frames;
+  for (const auto& [name, make] : makers) {
+    SCOPED_TRACE(name);
+    const TestFrame frame = MakeFrame(frames.size(), 10000);
+    const std::string path = Path(frame.info.key);
+    ASSERT_EQ(Save(*tier_, frame).outcome, Outcome::kHit);
+    fs::remove(path);
+    make(path);
+    // A reader of a pipe that somebody holds open for writing waits for ever.
+    const int writer = name == std::string("pipe") ? open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+    const LoadResult result = Load(*tier_, frame);
+    EXPECT_EQ(result.outcome, Outcome::kMiss);
+    EXPECT_EQ(Load(*tier_, frame).reason, Reason::kNotFound);
+    if (writer >= 0) close(writer);
+    const SaveResult anew = Save(*tier_, frame);
+    EXPECT_EQ(anew.outcome, Outcome::kHit) << (anew.error ? anew.error->what : "");
+    EXPECT_FALSE(anew.existed);
+    frames.push_back(frame);
+    ExpectExactly(frames);
+  }
+  // There at the start: no frames, and no hindrance.
+  Close();
+  for (size_t i = 0; i < frames.size(); ++i) {
+    fs::remove(Path(frames[i].info.key));
+    makers[i].second(Path(frames[i].info.key));
+  }
+  Open();
+  EXPECT_EQ(tier_->stats().frames, 0u);
+  for (const TestFrame& frame : frames) {
+    const SaveResult anew = Save(*tier_, frame);
+    EXPECT_EQ(anew.outcome, Outcome::kHit) << (anew.error ? anew.error->what : "");
+  }
+  ExpectExactly(frames);
+}
+
 // ---- Trouble
 
 // D13, for each n.
@@ -565,6 +614,26 @@ TEST_P(DiskTierTest, AReadThatFailsIsUnavailableAndTheFrameStays) {
   io_->SetRule(nullptr);
   ExpectExactly({frame});
   EXPECT_EQ(tier_->stats().quarantined, 0u);
+}
+
+TEST_P(DiskTierTest, AFrameThatCannotBeReadMakesWayForTheNextSave) {
+  Open();
+  const TestFrame frame = MakeFrame(1, 2 * kMiB + 5);
+  const TestFrame bystander = MakeFrame(2, 5000);
+  ASSERT_EQ(Save(*tier_, frame).outcome, Outcome::kHit);
+  ASSERT_EQ(Save(*tier_, bystander).outcome, Outcome::kHit);
+  io_->SetRule([](const FaultyDiskIo::Call& call) -> Verdict {
+    return {.os_error = call.what == What::kRead && call.bytes > 100'000 ? EIO : 0};
+  });
+  EXPECT_EQ(Load(*tier_, frame).outcome, Outcome::kFailed);
+  EXPECT_TRUE(Save(*tier_, bystander).existed);
+  const SaveResult anew = Save(*tier_, frame);
+  EXPECT_EQ(anew.outcome, Outcome::kHit);
+  EXPECT_FALSE(anew.existed);
+  EXPECT_TRUE(Save(*tier_, frame).existed);
+  io_->SetRule(nullptr);
+  EXPECT_EQ(tier_->stats().quarantined, 1u);
+  ExpectExactly({frame, bystander});
 }
 
 TEST_P(DiskTierTest, AScanFailsWhileTheDiskDoesNotAnswer) {

@@ -63,6 +63,9 @@ struct GuardTier::PendingBatch final : Pending {
       guard.Failed(breaker, WhyFailed(result), IsCertain(result));
     } else {
       guard.Succeeded(breaker);
+      if constexpr (std::is_same_v<R, SaveResult>) {
+        if (result.outcome == Outcome::kHit && !result.existed) guard.Undoubt(keys[i]);
+      }
     }
     if (Claim(i)) done->Settle(i, result);
   }
@@ -130,6 +133,11 @@ void GuardTier::Doubt(const Digest& key) {
   const TimePoint now = clock_.Now();
   if (doubts_.size() >= options_.doubts_max) std::erase_if(doubts_, [&](const auto& d) { return d.second <= now; });
   if (doubts_.size() < options_.doubts_max) doubts_[key] = now + options_.doubt;
+}
+
+void GuardTier::Undoubt(const Digest& key) {
+  std::lock_guard lock(mutex_);
+  doubts_.erase(key);
 }
 
 void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
@@ -214,8 +222,12 @@ template <class R, class Item>
 std::shared_ptr<Batch<R>> GuardTier::Watch(const std::vector<Item>& items, TimePoint deadline,
                                            std::shared_ptr<Batch<R>> done, Breaker& breaker) {
   std::vector<Digest> keys;
-  if constexpr (std::is_same_v<Item, LoadItem>) {
-    for (const Item& item : items) keys.push_back(item.key);
+  for (const Item& item : items) {
+    if constexpr (std::is_same_v<Item, LoadItem>) {
+      keys.push_back(item.key);
+    } else {
+      keys.push_back(item.info.key);
+    }
   }
   std::lock_guard lock(mutex_);
   auto pending = std::make_shared<PendingBatch<R>>(*this, breaker, std::move(done), std::move(keys), breaker.progress);

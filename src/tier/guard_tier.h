@@ -9,8 +9,8 @@
 // nothing of the same kind meanwhile: slow is not dead. A full disk (kFull) opens the breaker for saves alone, and at
 // once.
 //
-// Verdicts: a key whose load failed is contained no more, until `doubt` has passed or a probe has closed the breaker,
-// so a frame that can't be read is not asked for by every request that would like it.
+// Verdicts: a key whose load failed is contained no more, until `doubt` has passed, a probe has closed the breaker, or
+// a save has written it anew, so a frame that can't be read is not asked for by every request that would like it.
 #pragma once
 
 #include <cstdint>
@@ -81,6 +81,7 @@ class GuardTier final : public Tier {
   void Succeeded(Breaker& breaker, bool probed = false);
   void Failed(Breaker& breaker, const std::string& why, bool certain = false);
   void Doubt(const Digest& key);
+  void Undoubt(const Digest& key);
   void ArmSweep();  // With mutex_ held.
   void Sweep();
   void ArmProbe(Breaker& breaker);

@@ -292,6 +292,15 @@ TEST_F(GuardTierTest, AKeyWhoseLoadFailedIsNotClaimedForAWhile) {
   EXPECT_TRUE(Believed());
 }
 
+TEST_F(GuardTierTest, AKeyThatWasWrittenAnewIsClaimedAtOnce) {
+  inner->fail = true;
+  LoadNow();
+  inner->fail = false;
+  EXPECT_FALSE(Believed());
+  EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
+  EXPECT_TRUE(Believed());
+}
+
 TEST_F(GuardTierTest, KeysThatFailedInAnOutageAreClaimedAsSoonAsItIsOver) {
   inner->fail = true;
   for (int i = 0; i < 3; ++i) LoadNow();

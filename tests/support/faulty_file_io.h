@@ -73,6 +73,10 @@ class FaultyFileIo : public FileIo {
     if (const auto verdict = Ask({kStat, path}); verdict.os_error) return Refuse(verdict, path);
     return real_->Stat(path);
   }
+  Result<FileStat> StatName(const std::string& path) override {
+    if (const auto verdict = Ask({kStat, path}); verdict.os_error) return Refuse(verdict, path);
+    return real_->StatName(path);
+  }
   Result<void> Link(const std::string& from, const std::string& to) override {
     if (const auto verdict = Ask({kLink, to}); verdict.os_error) return Refuse(verdict, to);
     return real_->Link(from, to);
