@@ -53,6 +53,8 @@ class ModelThread {
 
   // Why chunks don't leave and enter engine memory; "" if they do.
   const std::string& not_cacheable() const { return not_cacheable_; }
+  // Of one chunk's payload; 0 if not_cacheable.
+  uint64_t chunk_bytes() const { return bridge_ ? bridge_->chunk_bytes() : 0; }
 
   // Queues a generation; if the queue is full it comes back. Any thread.
   std::unique_ptr<Generation> Submit(std::unique_ptr<Generation> generation);
@@ -106,7 +108,7 @@ class ModelThread {
   Store& store_;
   const SpaceFields space_;
   const ContextPtr context_;            // Used by thread_ only, once it runs.
-  std::optional<KvBridge> bridge_;      // As context_. Nothing: not cacheable.
+  std::optional<KvBridge> bridge_;      // As context_, and set before. Nothing: not cacheable.
   std::string not_cacheable_;           // Set before the thread starts.
   ResidentPrefixes resident_;           // Changed by thread_ only.
   std::unique_ptr<Active> active_;      // Used by thread_ only.
