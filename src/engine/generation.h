@@ -15,6 +15,12 @@ namespace terrace::engine {
 struct Sampling {
   float temperature = 1.0f;  // 0: greedy.
   float top_p = 1.0f;
+  float min_p = 0.0f;
+  uint32_t top_k = 0;  // 0: all.
+  // For each token of the answer so far, and as often as it is there.
+  float presence_penalty = 0.0f, frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;            // For tokens of the prompt too.
+  std::vector<openai::LogitBias> logit_bias;  // Of tokens that the model knows.
   uint32_t seed = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "chunk/frame.h"
+#include "engine/sampler.h"
 #include "engine/text_stream.h"
 #include "llama.h"
 
@@ -24,8 +25,6 @@ constexpr size_t kRetainedSequences = 32;
 // The load of a request that has to wait its turn is given this much longer than its budget, which runs from its turn.
 constexpr milliseconds kQueueAllowance{30'000};
 constexpr milliseconds kLoadBudgetMin{200};
-// Below it the most likely token is certain, and logits divided by it pass what a float holds.
-constexpr float kTemperatureMin = 1e-5f;
 // Requests that load ahead of their turn: what they stage is pinned in RAM, so not the whole queue.
 constexpr size_t kPrefetchAhead = 4;
 // Weight of the newest piece in the running mean of prefill speed.
@@ -44,23 +43,6 @@ class Stopwatch {
   std::atomic<uint64_t>& ns_;
   const Clock::time_point begin_ = Clock::now();
 };
-
-struct SamplerDeleter {
-  void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
-};
-using SamplerPtr = std::unique_ptr<llama_sampler, SamplerDeleter>;
-
-SamplerPtr MakeSampler(const Sampling& sampling) {
-  SamplerPtr chain(llama_sampler_chain_init({.no_perf = true}));
-  if (sampling.temperature < kTemperatureMin) {
-    llama_sampler_chain_add(chain.get(), llama_sampler_init_greedy());
-    return chain;
-  }
-  llama_sampler_chain_add(chain.get(), llama_sampler_init_temp(sampling.temperature));
-  llama_sampler_chain_add(chain.get(), llama_sampler_init_top_p(sampling.top_p, 1));
-  llama_sampler_chain_add(chain.get(), llama_sampler_init_dist(sampling.seed));
-  return chain;
-}
 
 openai::ApiError ServerError(int status, std::string message) {
   return {.status = status, .message = std::move(message), .type = "server_error", .param = {}, .code = {}};
@@ -349,7 +331,7 @@ void ModelThread::Admit(std::unique_ptr<Generation> generation) {
   const Generation& request = *active.generation;
   active.tokens = request.tokens;
   active.text = TextStream(request.stops);
-  active.sampler = MakeSampler(request.sampling);
+  active.sampler = MakeSampler(request.sampling, request.tokens, model_.vocabulary(), options_.context_tokens);
   active.keeps = bridge_.has_value() && request.not_named == Reason::kNone;
 
   const auto plan = resident_.Begin(request.chain.keys(), request.usable,

@@ -209,6 +209,13 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
     generation->tokens = model_.Tokenize(request.prompt);
   }
 
+  for (const openai::LogitBias& bias : request.logit_bias) {
+    if (bias.token >= static_cast<int32_t>(model_.vocabulary())) {
+      return openai::ApiError{.message = "'logit_bias' has a token id that the model does not know",
+                              .param = "logit_bias"};
+    }
+  }
+
   const size_t prompt = generation->tokens.size();
   if (prompt == 0)
     return openai::ApiError{.message = "the prompt has no tokens", .param = request.chat ? "messages" : "prompt"};
@@ -219,6 +226,12 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
   generation->max_tokens = std::min(room, request.max_tokens.value_or(request.chat ? room : kCompletionTokensDefault));
   generation->sampling = {.temperature = static_cast<float>(request.temperature),
                           .top_p = static_cast<float>(request.top_p),
+                          .min_p = static_cast<float>(request.min_p),
+                          .top_k = request.top_k,
+                          .presence_penalty = static_cast<float>(request.presence_penalty),
+                          .frequency_penalty = static_cast<float>(request.frequency_penalty),
+                          .repetition_penalty = static_cast<float>(request.repetition_penalty),
+                          .logit_bias = request.logit_bias,
                           .seed = SamplerSeed(request.seed)};
   generation->stops = request.stop;
 

@@ -1,15 +1,22 @@
 #include "openai/parse.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 namespace terrace::openai {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr double kLogitBiasMax = 100;
+// vLLM takes anything above 0; far below this a logit that is divided by it is no number any more.
+constexpr double kRepetitionPenaltyMin = 0.1;
 
 // Reads the fields of one object; the first bad one becomes the error and the rest is skipped.
 class Fields {
@@ -21,6 +28,12 @@ class Fields {
 
   void Fail(std::string param, const std::string& why) {
     if (!error_) error_ = ApiError{.message = "'" + param + "' " + why, .param = param};
+  }
+
+  void Refuse(const std::string& param, const std::string& remedy) {
+    if (error_) return;
+    error_ = ApiError{
+        .message = "'" + param + "' is not supported: " + remedy, .param = param, .code = "unsupported_parameter"};
   }
 
   // The value, or null if it is absent or JSON's null: the two mean the same in this API.
@@ -49,8 +62,7 @@ class Fields {
     if (!value->is_number()) return Fail(name, "must be a number");
     const double number = value->get<double>();
     if (!(number >= low && number <= high)) {
-      return Fail(name, "must be between " + std::to_string(static_cast<int>(low)) + " and " +
-                            std::to_string(static_cast<int>(high)));
+      return Fail(name, "must be between " + Json(low).dump() + " and " + Json(high).dump());
     }
     *into = number;
   }
@@ -113,6 +125,12 @@ void ReadMessages(Fields& fields, std::vector<Message>* into) {
     } else if (read.role != "assistant") {  // One that only called tools has no content.
       return fields.Fail(where + ".content", "is required");
     }
+    for (const char* name : {"tool_calls", "function_call"}) {
+      const auto calls = message.find(name);
+      if (calls != message.end() && !calls->empty()) {  // Templates would not see it.
+        return fields.Refuse(where + "." + name, "say in the message's content what was called");
+      }
+    }
     into->push_back(std::move(read));
   }
 }
@@ -155,6 +173,34 @@ void ReadStop(Fields& fields, std::vector<std::string>* into) {
   }
 }
 
+void ReadTopK(Fields& fields, uint32_t* into) {
+  const Json* top_k = fields.Find("top_k");
+  if (top_k == nullptr || *top_k == -1) return;  // vLLM's older word for all.
+  std::optional<uint32_t> count;
+  fields.Count("top_k", 0, &count);
+  *into = count.value_or(0);
+}
+
+void ReadLogitBias(Fields& fields, std::vector<LogitBias>* into) {
+  const Json* biases = fields.Find("logit_bias");
+  if (biases == nullptr) return;
+  if (!biases->is_object()) return fields.Fail("logit_bias", "must be an object: token id to bias");
+  if (biases->size() > kLogitBiasesMax) {
+    return fields.Fail("logit_bias", "must have at most " + std::to_string(kLogitBiasesMax) + " tokens");
+  }
+  for (const auto& [key, value] : biases->items()) {
+    LogitBias read;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), read.token);
+    const bool canonical = error == std::errc() && std::to_string(read.token) == key;  // "07" would be 7 a second time.
+    if (!canonical || read.token < 0) return fields.Fail("logit_bias", "must have token ids for names");
+    if (!value.is_number() || !(std::abs(value.get<double>()) <= kLogitBiasMax)) {
+      return fields.Fail("logit_bias", "must have numbers between -100 and 100");
+    }
+    read.bias = value.get<float>();
+    into->push_back(read);
+  }
+}
+
 void ReadSeed(Fields& fields, std::optional<int64_t>* into) {
   const Json* seed = fields.Find("seed");
   if (seed == nullptr) return;
@@ -168,31 +214,63 @@ void ReadStreaming(Fields& fields, Request* request) {
   if (options == nullptr) return;
   if (!options->is_object()) return fields.Fail("stream_options", "must be an object");
   if (!request->stream) return fields.Fail("stream_options", "is only allowed with stream: true");
+  const auto continuous = options->find("continuous_usage_stats");
+  if (continuous != options->end() && !continuous->is_null() && *continuous != false) {
+    return fields.Refuse("stream_options.continuous_usage_stats", "leave it out; include_usage is supported");
+  }
   const auto usage = options->find("include_usage");
   if (usage == options->end() || usage->is_null()) return;
   if (!usage->is_boolean()) return fields.Fail("stream_options.include_usage", "must be true or false");
   request->include_usage = usage->get<bool>();
 }
 
-// What other servers do and this one does not, where ignoring it would answer something else than was asked.
-void RefuseUnsupported(Fields& fields) {
-  for (const char* name : {"n", "best_of"}) {
-    const Json* value = fields.Find(name);
-    if (value != nullptr && *value != 1) fields.Fail(name, "must be 1");
+// What OpenAI, vLLM, SGLang or llama.cpp's server know, this server does not do, and would change the answer if it were
+// done: such a field has to say what happens anyway.
+void RefuseUnsupported(Fields& fields, bool chat) {
+  struct Rule {
+    std::vector<const char*> names;
+    std::vector<Json> neutral;  // Besides null.
+    const char* remedy;
+  };
+  static const std::vector<Rule> rules = {
+      {{"n", "best_of"}, {1}, "leave it out, and send the request several times"},
+      {{"logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
+        "ignore_eos", "echo", "include_stop_str_in_output", "continue_final_message", "no_stop_trim"},
+       {false},
+       "leave it out"},
+      {{"top_logprobs", "n_probs", "min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"},
+       {false, 0},
+       "leave it out"},
+      {{"typical_p", "repeat_penalty"}, {1}, "leave it out; top_p, min_p and repetition_penalty are supported"},
+      {{"n_predict"}, {-1}, "say max_tokens"},
+      {{"add_generation_prompt", "skip_special_tokens"}, {true}, "leave it out"},
+      {{"tools", "functions"}, {Json::array()}, "describe them in a message"},
+      {{"tool_choice", "function_call"}, {"none", "auto"}, "leave it out"},
+      {{"response_format"}, {Json::object({{"type", "text"}})}, "leave it out, and describe the format in a message"},
+      {{"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+        "grammar", "json_schema", "regex", "ebnf"},
+       {"", Json::array(), Json::object()},
+       "leave it out, and describe the format in a message"},
+      {{"stop_token_ids", "stop_regex", "bad_words", "allowed_token_ids", "logits_processors"},
+       {"", Json::array()},
+       "leave it out; stop and logit_bias are supported"},
+      {{"suffix", "prompt_embeds", "documents", "chat_template", "chat_template_kwargs", "vllm_xargs", "audio",
+        "web_search_options", "truncate_prompt_tokens", "thinking_token_budget", "reasoning_effort"},
+       {"", Json::array(), Json::object()},
+       "leave it out"},
+      {{"verbosity"}, {"medium"}, "leave it out"},
+      {{"modalities"}, {Json::array({"text"})}, "only text is made"},
+  };
+  const Json* special = fields.Find("add_special_tokens");  // A template has its own.
+  if (special != nullptr && *special != !chat) {
+    fields.Refuse("add_special_tokens", "leave it out, or send token ids to /v1/completions");
   }
-  for (const char* name : {"echo", "logprobs"}) {
-    const Json* value = fields.Find(name);
-    if (value != nullptr && *value != false) fields.Fail(name, "is not supported");
-  }
-  for (const char* name : {"tools", "functions", "suffix"}) {
-    const Json* value = fields.Find(name);
-    if (value == nullptr) continue;
-    const bool empty = value->is_string() ? value->get_ref<const std::string&>().empty() : value->empty();
-    if (!empty) fields.Fail(name, "is not supported");
-  }
-  const Json* format = fields.Find("response_format");
-  if (format != nullptr && (!format->is_object() || format->value("type", Json()) != "text")) {
-    fields.Fail("response_format", "must have type \"text\"; others are not supported");
+  for (const Rule& rule : rules) {
+    for (const char* name : rule.names) {
+      const Json* value = fields.Find(name);
+      if (value == nullptr || std::ranges::find(rule.neutral, *value) != rule.neutral.end()) continue;
+      fields.Refuse(name, rule.remedy);
+    }
   }
 }
 
@@ -241,11 +319,17 @@ std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint end
   fields.Count("max_completion_tokens", 1, &request.max_tokens);  // The newer name wins.
   fields.Number("temperature", 0, 2, &request.temperature);
   fields.Number("top_p", 0, 1, &request.top_p);
+  fields.Number("min_p", 0, 1, &request.min_p);
+  fields.Number("presence_penalty", -2, 2, &request.presence_penalty);
+  fields.Number("frequency_penalty", -2, 2, &request.frequency_penalty);
+  fields.Number("repetition_penalty", kRepetitionPenaltyMin, 2, &request.repetition_penalty);
+  ReadTopK(fields, &request.top_k);
+  ReadLogitBias(fields, &request.logit_bias);
   fields.Text("cache_salt", &request.cache_salt);
   ReadStop(fields, &request.stop);
   ReadSeed(fields, &request.seed);
   ReadStreaming(fields, &request);
-  RefuseUnsupported(fields);
+  RefuseUnsupported(fields, request.chat);
   if (fields.failed()) return fields.error();
   return request;
 }

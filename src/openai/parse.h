@@ -1,6 +1,6 @@
 // Bodies of the API to structs, strictly: a value of the wrong type or out of range is a 400 that names it. Fields that
-// are not known are ignored, as OpenAI-compatible servers do; fields that would change the shape of the answer and
-// can't be honoured are refused.
+// are known to change an answer and can't be honoured are refused unless they say what happens anyway; fields that are
+// not known are ignored, as vLLM does. docs/reference/api.md has the list.
 #pragma once
 
 #include <string_view>

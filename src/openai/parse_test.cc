@@ -67,6 +67,98 @@ TEST(OpenAiParse, NullMeansAbsentForEveryOptionalField) {
   EXPECT_EQ(r.cache_salt, "");
 }
 
+TEST(OpenAiParse, ReadsHowToSample) {
+  const Request r = Good(Chat(R"("top_k":40,"min_p":0.05,"presence_penalty":-2,"frequency_penalty":0.5,
+      "repetition_penalty":1.1,"logit_bias":{"7":-100,"0":1.5})"),
+                         Endpoint::kChat);
+  EXPECT_EQ(r.top_k, 40u);
+  EXPECT_EQ(r.min_p, 0.05);
+  EXPECT_EQ(r.presence_penalty, -2.0);
+  EXPECT_EQ(r.frequency_penalty, 0.5);
+  EXPECT_EQ(r.repetition_penalty, 1.1);
+  ASSERT_EQ(r.logit_bias.size(), 2u);
+  EXPECT_EQ(r.logit_bias[0].token, 0);
+  EXPECT_EQ(r.logit_bias[0].bias, 1.5f);
+  EXPECT_EQ(r.logit_bias[1].token, 7);
+  EXPECT_EQ(r.logit_bias[1].bias, -100.0f);
+  for (const char* all : {"-1", "0", "null"}) {
+    EXPECT_EQ(Good(Chat(R"("top_k":)" + std::string(all)), Endpoint::kChat).top_k, 0u);
+  }
+}
+
+// What other servers would answer otherwise is never passed over in silence.
+TEST(OpenAiParse, RefusesWhatItCannotHonour) {
+  for (const char* field : {R"("n":2)",
+                            R"("best_of":3)",
+                            R"("logprobs":true)",
+                            R"("logprobs":0)",
+                            R"("top_logprobs":2)",
+                            R"("prompt_logprobs":0)",
+                            R"("echo":true)",
+                            R"("tools":[{"type":"function"}])",
+                            R"("functions":[{}])",
+                            R"("tool_choice":"required")",
+                            R"("tool_choice":{"type":"function"})",
+                            R"("function_call":{"name":"f"})",
+                            R"("response_format":{"type":"json_object"})",
+                            R"("response_format":{})",
+                            R"("suffix":"x")",
+                            R"("guided_json":{"type":"object"})",
+                            R"("guided_choice":["a"])",
+                            R"("structured_outputs":{"regex":"a"})",
+                            R"("grammar":"root ::= x")",
+                            R"("stop_token_ids":[2])",
+                            R"("bad_words":["a"])",
+                            R"("allowed_token_ids":[1])",
+                            R"("ignore_eos":true)",
+                            R"("min_tokens":1)",
+                            R"("n_predict":5)",
+                            R"("typical_p":0.5)",
+                            R"("repeat_penalty":1.1)",
+                            R"("use_beam_search":true)",
+                            R"("include_stop_str_in_output":true)",
+                            R"("skip_special_tokens":false)",
+                            R"("continue_final_message":true)",
+                            R"("add_generation_prompt":false)",
+                            R"("add_special_tokens":true)",
+                            R"("chat_template":"{{x}}")",
+                            R"("chat_template_kwargs":{"enable_thinking":false})",
+                            R"("documents":[{}])",
+                            R"("truncate_prompt_tokens":5)",
+                            R"("reasoning_effort":"low")",
+                            R"("verbosity":"low")",
+                            R"("modalities":["text","audio"])",
+                            R"("audio":{"voice":"x"})",
+                            R"("web_search_options":{"a":1})"}) {
+    const std::string text(field);
+    const std::string name = text.substr(1, text.find('"', 1) - 1);
+    const ApiError error = Bad(Chat(text), Endpoint::kChat);
+    EXPECT_EQ(error.status, 400);
+    EXPECT_EQ(error.param, name) << field;
+    EXPECT_EQ(error.code, "unsupported_parameter") << field;
+    EXPECT_NE(error.message.find("'" + name + "' is not supported: "), std::string::npos) << error.message;
+  }
+  EXPECT_EQ(Bad(Chat(R"("stream":true,"stream_options":{"continuous_usage_stats":true})"), Endpoint::kChat).param,
+            "stream_options.continuous_usage_stats");
+  EXPECT_EQ(Bad(R"({"prompt":"p","add_special_tokens":false})", Endpoint::kCompletion).param, "add_special_tokens");
+  EXPECT_EQ(
+      Bad(R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})", Endpoint::kChat).param,
+      "messages[0].tool_calls");
+}
+
+TEST(OpenAiParse, TakesWhatChangesNothing) {
+  Good(Chat(R"("n":1,"best_of":1.0,"logprobs":false,"top_logprobs":0,"echo":false,"tools":[],"tool_choice":"auto",
+      "parallel_tool_calls":true,"response_format":{"type":"text"},"suffix":"","guided_json":null,"stop_token_ids":[],
+      "ignore_eos":false,"min_tokens":0,"n_predict":-1,"typical_p":1,"repeat_penalty":1.0,"skip_special_tokens":true,
+      "add_generation_prompt":true,"add_special_tokens":false,"chat_template_kwargs":{},"modalities":["text"],
+      "verbosity":"medium","user":"u","metadata":{"a":"b"},"store":true,"service_tier":"auto","priority":3,
+      "prompt_cache_key":"k","safety_identifier":"s","request_id":"r","length_penalty":2,"prediction":{"type":"content"},
+      "presence_penalty":0,"frequency_penalty":0.0,"repetition_penalty":1,"min_p":0,"logit_bias":{},
+      "some_later_field":[1])"),
+       Endpoint::kChat);
+  Good(R"({"prompt":"p","add_special_tokens":true})", Endpoint::kCompletion);
+}
+
 TEST(OpenAiParse, NewerNameOfTheTokenLimitWins) {
   EXPECT_EQ(Good(Chat(R"("max_tokens":5,"max_completion_tokens":7)"), Endpoint::kChat).max_tokens, 7u);
 }
@@ -123,8 +215,20 @@ TEST(OpenAiParse, WrongTypesNameTheField) {
                         {R"("n":2)", "n"},
                         {R"("logprobs":true)", "logprobs"},
                         {R"("tools":[{"type":"function"}])", "tools"},
-                        {R"("response_format":{"type":"json_object"})", "response_format"},
-                        {R"("response_format":"json")", "response_format"}}) {
+                        {R"("response_format":"json")", "response_format"},
+                        {R"("min_p":1.1)", "min_p"},
+                        {R"("top_k":-2)", "top_k"},
+                        {R"("top_k":2.5)", "top_k"},
+                        {R"("presence_penalty":2.1)", "presence_penalty"},
+                        {R"("frequency_penalty":"2")", "frequency_penalty"},
+                        {R"("repetition_penalty":0)", "repetition_penalty"},
+                        {R"("logit_bias":[5])", "logit_bias"},
+                        {R"("logit_bias":{"five":1})", "logit_bias"},
+                        {R"("logit_bias":{"05":1})", "logit_bias"},
+                        {R"("logit_bias":{"-5":1})", "logit_bias"},
+                        {R"("logit_bias":{"4294967296":1})", "logit_bias"},
+                        {R"("logit_bias":{"5":101})", "logit_bias"},
+                        {R"("logit_bias":{"5":"1"})", "logit_bias"}}) {
     const ApiError error =
         Bad(R"({"messages":[{"role":"user","content":"hi"}],)" + std::string(c.field) + "}", Endpoint::kChat);
     EXPECT_EQ(error.param, c.param) << c.field;

@@ -17,6 +17,11 @@ struct Message {
   std::string content;  // Text parts joined by newlines.
 };
 
+struct LogitBias {
+  int32_t token = 0;  // Not negative.
+  float bias = 0;     // -100..100.
+};
+
 // A body of /v1/chat/completions (`chat`) or /v1/completions.
 struct Request {
   bool chat = false;
@@ -28,6 +33,12 @@ struct Request {
   std::vector<std::string> stop;       // At most kStopsMax, none empty.
   double temperature = 1.0;            // 0..2; 0 is greedy.
   double top_p = 1.0;                  // 0..1.
+  double min_p = 0.0;                  // 0..1.
+  uint32_t top_k = 0;                  // 0: all.
+  double presence_penalty = 0.0;       // -2..2, as the next one: for tokens of the answer so far.
+  double frequency_penalty = 0.0;
+  double repetition_penalty = 1.0;    // 0.1..2: for tokens of the prompt too.
+  std::vector<LogitBias> logit_bias;  // At most kLogitBiasesMax, each token once.
   std::optional<int64_t> seed;
   bool stream = false;
   bool include_usage = false;  // Only with `stream`.
@@ -37,6 +48,8 @@ struct Request {
 inline constexpr size_t kStopsMax = 4;
 // Bounds how much text a stream may hold back, and what a stop costs per token.
 inline constexpr size_t kStopBytesMax = 1024;
+// Bounds what a bias costs per token.
+inline constexpr size_t kLogitBiasesMax = 1024;
 
 // An answer in OpenAI's error shape.
 struct ApiError {

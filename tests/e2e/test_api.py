@@ -133,6 +133,17 @@ def test_a_seed_makes_sampling_repeatable(server: Server):
 # --- models, health, metrics ------------------------------------------------------------------------------------------
 
 
+def test_what_a_request_says_about_sampling_is_done(server: Server):
+    greedy = server.complete(prompt(SHORT, 12), COMPLETIONS).text
+    assert server.complete(prompt(SHORT, 12, temperature=2, top_k=1), COMPLETIONS).text == greedy
+    assert server.complete(prompt(SHORT, 12, temperature=2, min_p=1), COMPLETIONS).text == greedy
+    only = server.complete(prompt([504, 253], 4, logit_bias={"28": 100}), COMPLETIONS).text
+    assert server.complete(prompt([504, 253], 1, logit_bias={"28": 100}), COMPLETIONS).text * 4 == only
+    loop = prompt("a b a b a b a b a b a b", 12)
+    for penalty in ({"repetition_penalty": 2}, {"presence_penalty": 2, "frequency_penalty": 2}):
+        assert server.complete({**loop, **penalty}, COMPLETIONS).text != server.complete(loop, COMPLETIONS).text
+
+
 def test_models_lists_the_served_name(server: Server):
     models = server.call("GET", "/v1/models").json()
     assert models["object"] == "list"

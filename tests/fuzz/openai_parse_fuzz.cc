@@ -18,7 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const auto& request = std::get<Request>(parsed);
     if (request.stop.size() > kStopsMax || request.temperature < 0 || request.temperature > 2 || request.top_p < 0 ||
-        request.top_p > 1 || request.max_tokens == 0u || (request.chat && request.messages.empty())) {
+        request.top_p > 1 || request.min_p < 0 || request.min_p > 1 || request.max_tokens == 0u ||
+        request.repetition_penalty <= 0 || request.logit_bias.size() > kLogitBiasesMax ||
+        (request.chat && request.messages.empty())) {
       std::abort();
     }
   }
