@@ -97,6 +97,8 @@ std::string Reference(const Schema& schema);
 // D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"), of a byte not. Not
 // negative, no leading zero.
 Result<uint64_t> ParseBytes(std::string_view text);
+// Digits, and a minus; no leading zero.
+Result<int64_t> ParseInt(std::string_view text);
 // D14. true 1 yes on / false 0 no off, any case, surrounding blanks allowed.
 Result<bool> ParseBool(std::string_view text);
 // "250ms", "5s", "2m", "1h"; a bare number is milliseconds. At most 100 years: it can be added to any clock.

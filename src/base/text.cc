@@ -29,6 +29,14 @@ std::vector<std::string> SplitList(std::string_view text) {
   return items;
 }
 
+std::string Quoted(std::string_view text) { return '"' + std::string(text) + '"'; }
+
+std::string Replaced(std::string_view text, char from, char to) {
+  std::string out(text);
+  std::replace(out.begin(), out.end(), from, to);
+  return out;
+}
+
 std::string WithoutUserInfo(std::string_view text) {
   constexpr std::string_view kScheme = "://";
   std::string shown;
