@@ -26,7 +26,8 @@ struct Sampling {
 
 enum class FinishReason { kStop, kLength };
 
-// Where a generation goes. Called on the model thread, which must not be held up; gone() on any thread.
+// Where a generation goes. Called on the model thread, which must not be held up; gone() on any thread; Failed() of one
+// that waits its turn by whoever stops the thread.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;

@@ -50,6 +50,12 @@ openai::ApiError ServerError(int status, std::string message) {
 
 }  // namespace
 
+openai::ApiError ShuttingDown() {
+  openai::ApiError error = ServerError(503, "the server is shutting down; ask again, or another one");
+  error.code = "shutting_down";
+  return error;
+}
+
 struct ModelThread::Active {
   std::unique_ptr<Generation> generation;
   int32_t sequence = 0;
@@ -171,18 +177,38 @@ ModelThread::ModelThread(const EngineOptions& options, const ContextOptions& con
 
 ModelThread::~ModelThread() { Stop(); }
 
-void ModelThread::Stop() {
+void ModelThread::StopBy(TimePoint deadline) {
+  std::deque<std::unique_ptr<Generation>> waiting;
   {
     const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    stop_by_ = std::min(stop_by_, deadline);
+    waiting.swap(queue_);
+    cut_ = cut_ || !waiting.empty();
   }
   wake_.notify_all();
+  for (const auto& generation : waiting) generation->sink->Failed(ShuttingDown());
+}
+
+void ModelThread::Stop() {
+  StopBy(Clock::now());
   if (thread_.joinable()) thread_.join();
 }
 
 bool ModelThread::stopping() const {
   const std::lock_guard lock(mutex_);
-  return stopping_;
+  return stop_by_ != TimePoint::max();
+}
+
+bool ModelThread::cut() const {
+  const std::lock_guard lock(mutex_);
+  return cut_;
+}
+
+bool ModelThread::MustEnd() {
+  const std::lock_guard lock(mutex_);
+  const bool must = stop_by_ <= Clock::now();
+  cut_ = cut_ || must;
+  return must;
 }
 
 Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, bool waits) {
@@ -207,7 +233,7 @@ std::unique_ptr<Generation> ModelThread::Submit(std::unique_ptr<Generation> gene
   bool waits = false;
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_ || queue_.size() >= options_.queue_max) return generation;
+    if (stop_by_ != TimePoint::max() || queue_.size() >= options_.queue_max) return generation;
     waiting = queue_.size();
     waits = waiting > 0 || busy_;
   }
@@ -217,7 +243,7 @@ std::unique_ptr<Generation> ModelThread::Submit(std::unique_ptr<Generation> gene
   }
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_ || queue_.size() >= options_.queue_max) return generation;
+    if (stop_by_ != TimePoint::max() || queue_.size() >= options_.queue_max) return generation;
     queue_.push_back(std::move(generation));
   }
   wake_.notify_all();
@@ -236,8 +262,8 @@ void ModelThread::DropGone() {
 std::unique_ptr<Generation> ModelThread::Next() {
   std::unique_lock lock(mutex_);
   busy_ = false;
-  wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-  if (stopping_) return nullptr;
+  wake_.wait(lock, [&] { return stop_by_ != TimePoint::max() || !queue_.empty(); });
+  if (queue_.empty()) return nullptr;
   std::unique_ptr<Generation> next = std::move(queue_.front());
   queue_.pop_front();
   busy_ = true;
@@ -254,18 +280,12 @@ void ModelThread::Run() {
     } else if (active_->generation->sink->gone()) {
       CountRequest(*active_, "gone");
       Retire(*active_);
-    } else if (stopping()) {
-      Fail(*active_, 503, "the server is shutting down");
+    } else if (MustEnd()) {
+      Fail(*active_, ShuttingDown());
     } else {
       Step(*active_);
     }
   }
-  std::deque<std::unique_ptr<Generation>> rest;
-  {
-    const std::lock_guard lock(mutex_);
-    rest.swap(queue_);
-  }
-  for (const auto& waiting : rest) waiting->sink->Failed(ServerError(503, "the server is shutting down"));
 }
 
 bool ModelThread::InRam(const Digest& key) {
@@ -438,7 +458,8 @@ bool ModelThread::Decode(Active& active, std::span<const int32_t> tokens, bool w
     return true;
   }
   log::Error("decode_failed", {{"code", failed}, {"position", active.position}, {"tokens", count}});
-  Fail(active, 500, "the model could not compute this request (llama_decode " + std::to_string(failed) + ")");
+  Fail(active,
+       ServerError(500, "the model could not compute this request (llama_decode " + std::to_string(failed) + ")"));
   return false;
 }
 
@@ -529,9 +550,9 @@ void ModelThread::End(Active& active, FinishReason reason) {
   Retire(active);
 }
 
-void ModelThread::Fail(Active& active, int status, const std::string& why) {
+void ModelThread::Fail(Active& active, openai::ApiError error) {
   CountRequest(active, "failed");
-  active.generation->sink->Failed(ServerError(status, why));
+  active.generation->sink->Failed(std::move(error));
   Retire(active);
 }
 

@@ -41,6 +41,9 @@ struct EngineOptions {
   const WeightsDigest* weights = nullptr;
 };
 
+// What a request is told that comes, waits or runs when the server stops.
+openai::ApiError ShuttingDown();
+
 class ModelThread {
  public:
   // Makes the context and starts the thread. `model`, `store` and `metrics` outlive it.
@@ -65,8 +68,13 @@ class ModelThread {
   // How many of `keys` lie in engine memory. Any thread.
   size_t ResidentPrefix(std::span<const Digest> keys) const { return resident_.Known(keys); }
 
-  // Ends the running generation at its next step and all that wait, each with a 503. Idempotent. Not from a sink.
+  // From now on nothing is queued, and what waits ends with a 503; what runs does so at its first step after
+  // `deadline`. Does not wait. Not from a sink.
+  void StopBy(TimePoint deadline);
+  // StopBy(now), and waits. Idempotent.
   void Stop();
+  bool stopping() const;  // One of the two was called. Any thread.
+  bool cut() const;       // And something was not finished. Any thread.
 
  private:
   struct Active;
@@ -76,7 +84,7 @@ class ModelThread {
 
   void Run();
   std::unique_ptr<Generation> Next();  // Null: stopping.
-  bool stopping() const;
+  bool MustEnd();                      // What runs has had its time.
 
   // Looks up and begins to load chunks [first, generation.usable). Any thread.
   // `waits`: it is not the generation's turn yet.
@@ -92,7 +100,7 @@ class ModelThread {
   void FinishChunk(Active& active);
   void SaveChunk(Active& active, size_t chunk);
   void End(Active& active, FinishReason reason);
-  void Fail(Active& active, int status, const std::string& why);
+  void Fail(Active& active, openai::ApiError error);
   void Retire(Active& active);
   void Apply(const std::vector<ResidentPrefixes::Cut>& cuts);
   bool Place(const ResidentPrefixes::Plan& plan);
@@ -126,7 +134,8 @@ class ModelThread {
   std::condition_variable wake_;
   std::deque<std::unique_ptr<Generation>> queue_;  // Guarded by mutex_.
   bool busy_ = false;                              // Guarded by mutex_. A generation is being computed.
-  bool stopping_ = false;                          // Guarded by mutex_.
+  TimePoint stop_by_ = TimePoint::max();           // Guarded by mutex_. Not max: stopping.
+  bool cut_ = false;                               // Guarded by mutex_.
   std::thread thread_;
 };
 

@@ -307,5 +307,38 @@ TEST_F(ModelThreadTest, StopAnswersEverybody) {
   EXPECT_NE(thread_->Submit(Ask("x", std::make_unique<Collector>())), nullptr);
 }
 
+TEST_F(ModelThreadTest, StopByEndsWhatWaitsAtOnceAndLetsWhatRunsFinish) {
+  StartEngine();
+  auto running = std::make_unique<Collector>();
+  auto first = running->answer();
+  auto runs = running->first_text();
+  ASSERT_EQ(thread_->Submit(Ask("Count: 1 2 3 4", std::move(running), 60)), nullptr);
+  ASSERT_EQ(runs.wait_for(kLongest), std::future_status::ready);
+  auto waiting = std::make_unique<Collector>();
+  auto second = waiting->answer();
+  ASSERT_EQ(thread_->Submit(Ask("x", std::move(waiting))), nullptr);
+
+  thread_->StopBy(std::chrono::steady_clock::now() + kLongest);
+  ASSERT_EQ(second.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_EQ(second.get().failed_status, 503);
+  EXPECT_TRUE(thread_->stopping() && thread_->cut());
+  EXPECT_NE(thread_->Submit(Ask("x", std::make_unique<Collector>())), nullptr);
+  ASSERT_EQ(first.wait_for(kLongest), std::future_status::ready);
+  EXPECT_EQ(first.get().failed_status, 0);
+}
+
+TEST_F(ModelThreadTest, StopByEndsWhatRunsAtItsDeadline) {
+  StartEngine();
+  auto running = std::make_unique<Collector>();
+  auto answer = running->answer();
+  auto runs = running->first_text();
+  ASSERT_EQ(thread_->Submit(Ask("Count: 1 2 3 4", std::move(running), 900)), nullptr);
+  ASSERT_EQ(runs.wait_for(kLongest), std::future_status::ready);
+  thread_->StopBy(std::chrono::steady_clock::now());
+  ASSERT_EQ(answer.wait_for(kLongest), std::future_status::ready);
+  EXPECT_EQ(answer.get().failed_status, 503);
+  EXPECT_TRUE(thread_->cut());
+}
+
 }  // namespace
 }  // namespace terrace::engine

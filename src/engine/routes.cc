@@ -28,6 +28,7 @@ void SendJson(http::Responder& responder, int status, std::string body, http::He
 }
 
 void SendError(http::Responder& responder, const openai::ApiError& error, http::Headers headers = {}) {
+  if (error.status == 429 || error.status == 503) headers.emplace_back("Retry-After", "1");
   SendJson(responder, error.status, openai::ErrorBody(error), std::move(headers));
 }
 
@@ -261,13 +262,12 @@ void Routes::Generate(const openai::Request& request, std::shared_ptr<http::Resp
                                 .model = options_.served_name};
   generation->sink = std::make_unique<HttpSink>(responder, head, request.stream, request.include_usage);
   if (thread_.Submit(std::move(generation)) != nullptr) {
-    return SendError(*responder,
-                     {.status = 429,
-                      .message = "too many requests are waiting; try again",
-                      .type = "rate_limit_error",
-                      .param = {},
-                      .code = "queue_full"},
-                     {{"Retry-After", "1"}});
+    if (thread_.stopping()) return SendError(*responder, ShuttingDown());
+    return SendError(*responder, {.status = 429,
+                                  .message = "too many requests are waiting; try again",
+                                  .type = "rate_limit_error",
+                                  .param = {},
+                                  .code = "queue_full"});
   }
   // A generation that runs asks its sink; one that waits is dropped here.
   responder->OnGone([&thread = thread_] { thread.DropGone(); });

@@ -58,6 +58,7 @@ constexpr uint32_t kChunkMax = 4096;
 constexpr uint64_t kSharedSizeMin = 16ull << 20;  // Some chunks of the smallest models.
 constexpr std::chrono::minutes kSharedTtlMin{1};
 constexpr milliseconds kRequestsDrain{10'000};
+constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut between two steps; its client is told.
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
@@ -538,12 +539,14 @@ int Serve(const config::Values& values, ServeOptions options) {
   WaitForStop();
   EndAtTheLatestAfter(kStopMax);
   log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
-  const bool all_answered = (*server)->Drain(kRequestsDrain);
+  (*thread)->StopBy(std::chrono::steady_clock::now() + kRequestsDrain);
+  const bool all_answered = (*server)->Drain(kRequestsDrain + kLastStep);
   (*thread)->Stop();
   (*server)->Stop();
   const CloseReport closed = (*store)->Close(std::chrono::steady_clock::now() + kStoreDrain);
-  log::Info("serve_stopped",
-            {{"requests_cut", !all_answered}, {"saves_finished", closed.clean}, {"saves_abandoned", closed.abandoned}});
+  log::Info("serve_stopped", {{"requests_cut", !all_answered || (*thread)->cut()},
+                              {"saves_finished", closed.clean},
+                              {"saves_abandoned", closed.abandoned}});
   return 0;
 }
 

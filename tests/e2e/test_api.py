@@ -332,6 +332,21 @@ def test_a_full_queue_is_a_429_and_the_waiting_ones_are_served(launcher: Launche
     assert server.complete(prompt(SHORT, 2), COMPLETIONS).text
 
 
+def test_a_stop_tells_the_waiting_so_and_lets_the_running_end(launcher: Launcher):
+    server = launcher.serve()
+    with ThreadPoolExecutor(1) as pool, open_stream(server.url, COMPLETIONS, prompt(SHORT, 300)) as running:
+        assert running.readline().startswith(b"data: ")
+        waiting = pool.submit(call, server.url, "POST", COMPLETIONS, prompt("another one", 300))
+        wait_until("the second to wait", lambda: server.metric("terrace_engine_queue_requests") == 1, 10)
+        server.process.terminate()
+        reply = waiting.result(timeout=30)
+        assert (reply.status, reply.json()["error"]["code"]) == (503, "shutting_down")
+        assert reply.headers["retry-after"] == "1"
+        # Whole if the machine computes so much within the deadline, else with an error event: never just cut.
+        assert running.read().endswith(b"data: [DONE]\n\n")
+    assert server.process.wait(30) == 0
+
+
 # --- the same with and without a cache --------------------------------------------------------------------------------
 
 
