@@ -31,8 +31,7 @@
 #include "engine/routes.h"
 #include "http/server.h"
 #include "io/file_io.h"
-#include "lmcache/translate.h"
-#include "s3/options.h"
+#include "settings/instance.h"
 #include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "terrace/version.h"
@@ -55,10 +54,7 @@ constexpr int kUserMustMend = 2;
 constexpr uint32_t kContextDefaultMax = 8192;
 constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
 constexpr uint32_t kChunkMax = 4096;
-constexpr uint64_t kSharedSizeMin = 16ull << 20;  // Some chunks of the smallest models.
-constexpr std::chrono::minutes kSharedTtlMin{1};
 constexpr milliseconds kRequestsDrain{10'000};
-constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut between two steps; its client is told.
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
@@ -68,126 +64,10 @@ constexpr milliseconds kS3Retry{5'000};
 constexpr milliseconds kWeightsWait{5'000};
 
 config::Schema ServeSchema() {
-  using config::Type;
-  config::Schema schema = {
+  return {
       .program = "terrace serve",
       .summary = "Serves a GGUF model over OpenAI's API and keeps its KV in tiers: engine memory, RAM, shared storage.",
-      .options = {
-          {.name = "model",
-           .type = Type::kText,
-           .help = "the weights, one GGUF file",
-           .metavar = "F.gguf",
-           .required = true},
-          {.name = "served-name",
-           .type = Type::kText,
-           .help = "the model's name in the API (default: the file's)",
-           .metavar = "NAME"},
-          {.name = "host",
-           .type = Type::kText,
-           .default_value = "127.0.0.1",
-           .help = "address to listen on",
-           .metavar = "ADDR"},
-          {.name = "port",
-           .type = Type::kInt,
-           .default_value = "8000",
-           .help = "port to listen on; 0: any free one",
-           .metavar = "N"},
-          {.name = "ram",
-           .type = Type::kBytes,
-           .default_value = "2GiB",
-           .help = "RAM for cached KV, a hard cap",
-           .metavar = "BYTES"},
-          {.name = "shared",
-           .type = Type::kText,
-           .help = "directory on shared storage for cached KV",
-           .metavar = "DIR"},
-          {.name = "shared-size",
-           .type = Type::kBytes,
-           .help = "bound of --shared, all instances together (default: none)",
-           .metavar = "BYTES"},
-          {.name = "shared-free-min",
-           .type = Type::kBytes,
-           .help = "space kept free on the mount of --shared (default: none)",
-           .metavar = "BYTES"},
-          {.name = "shared-ttl",
-           .type = Type::kDuration,
-           .help = "what nobody used for so long leaves --shared (default: never)",
-           .metavar = "TIME"},
-          {.name = "disk",
-           .type = Type::kText,
-           .help = "directory on a local disk for cached KV, for this instance alone",
-           .metavar = "DIR"},
-          {.name = "disk-size", .type = Type::kBytes, .help = "cap of --disk", .metavar = "BYTES"},
-          {.name = "chunk",
-           .type = Type::kInt,
-           .default_value = "256",
-           .help = "tokens a chunk, a multiple of 64; the same on all instances",
-           .metavar = "N"},
-          {.name = "kv-type",
-           .type = Type::kChoice,
-           .default_value = "f16",
-           .help = "type of KV values",
-           .choices = {"f16", "q8_0"},
-           .metavar = "TYPE"},
-          {.name = "ctx",
-           .type = Type::kInt,
-           .help = "longest prompt and answer in tokens (default: the model's, at most 8192)",
-           .metavar = "N"},
-          {.name = "engine-kv-tokens",
-           .type = Type::kInt,
-           .help = "tokens of KV kept in engine memory between requests (default: as --ctx)",
-           .metavar = "N"},
-          {.name = "threads",
-           .type = Type::kInt,
-           .help = "threads that compute (default: physical cores)",
-           .metavar = "N"},
-          {.name = "api-key",
-           .type = Type::kSecret,
-           .help = "key that clients must send as bearer token",
-           .metavar = "KEY",
-           .environment = "VLLM_API_KEY"},
-          {.name = "strict",
-           .type = Type::kBool,
-           .default_value = "false",
-           .help = "answers equal those without a cache bit for bit"},
-          {.name = "save-decode-cache",
-           .type = Type::kBool,
-           .default_value = "false",
-           .help = "cache the KV of generated tokens too"},
-          {.name = "allow-degraded",
-           .type = Type::kBool,
-           .default_value = "false",
-           .help = "start without --shared, --disk or --s3-bucket if it is not there, and join when it appears"},
-          {.name = "fault",
-           .type = Type::kText,
-           .help = "make --shared and --s3-bucket fail on purpose (docs/reference/fault.md)",
-           .metavar = "SPEC"},
-          {.name = "queue-max",
-           .type = Type::kInt,
-           .default_value = "64",
-           .help = "requests that may wait; above: 429",
-           .metavar = "N"},
-          {.name = "load-deadline",
-           .type = Type::kDuration,
-           .help = "longest wait for cached KV (default: half the time computing it would take)",
-           .metavar = "TIME"},
-          {.name = "lmcache-unknown",
-           .type = Type::kChoice,
-           .default_value = "error",
-           .help = "what a key does that LMCache itself does not know (LMCACHE_CONFIG_FILE, LMCACHE_*)",
-           .choices = {"error", "warn"},
-           .metavar = "WHAT"},
-          {.name = "log-level",
-           .type = Type::kChoice,
-           .default_value = "info",
-           .help = "lines from this level on go to stderr",
-           .choices = {"debug", "info", "warn", "error"},
-           .metavar = "LEVEL"},
-      }};
-  const std::vector<config::Option> s3 = s3::Options();
-  const auto after_disk = std::ranges::find(schema.options, "chunk", &config::Option::name);
-  schema.options.insert(after_disk, s3.begin(), s3.end());
-  return schema;
+      .options = settings::InstanceOptions()};
 }
 
 int Refuse(const std::string& why) {
@@ -272,44 +152,12 @@ struct ServeOptions {
   std::string served_name;
   engine::EngineOptions engine;
   StoreOptions store;
-  DiskTierOptions disk;    // directory "": none.
-  SharedFsOptions shared;  // directory "": none.
-  std::optional<s3::ClientOptions> s3;
-  bool allow_degraded = false;
+  settings::Tiers tiers;
   FaultSpec fault;
   bool has_fault = false;
   http::Options http;
   std::string api_key;
 };
-
-// An integer option within bounds.
-Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
-  const int64_t value = values.Int(name);
-  if (value >= low && value <= high) return static_cast<uint32_t>(value);
-  return Fail(Code::kInvalid, std::string("--") + name + " " + std::to_string(value) + " is not between " +
-                                  std::to_string(low) + " and " + std::to_string(high));
-}
-
-Result<SharedFsBounds> ReadSharedBounds(const config::Values& values) {
-  SharedFsBounds bounds;
-  for (const char* name : {"shared-size", "shared-free-min", "shared-ttl"}) {
-    if (values.IsSet(name) && values.Text("shared").empty()) {
-      return Fail(Code::kInvalid, std::string("--") + name + " bounds --shared, and there is none");
-    }
-  }
-  if (values.IsSet("shared-size")) bounds.bytes_max = values.Bytes("shared-size");
-  if (bounds.bytes_max > 0 && bounds.bytes_max < kSharedSizeMin) {
-    return Fail(Code::kInvalid, "--shared-size " + std::to_string(bounds.bytes_max) + " has no room for chunks: say " +
-                                    std::to_string(kSharedSizeMin >> 20) + "MiB or more, or 0 for no bound");
-  }
-  if (values.IsSet("shared-free-min")) bounds.free_bytes_min = values.Bytes("shared-free-min");
-  if (values.IsSet("shared-ttl")) bounds.ttl = milliseconds(values.DurationMs("shared-ttl"));
-  if (bounds.ttl.count() > 0 && bounds.ttl < kSharedTtlMin) {
-    return Fail(Code::kInvalid, "--shared-ttl " + std::to_string(bounds.ttl.count()) +
-                                    "ms is shorter than instances take to hear of each other's uses: say 1m or more");
-  }
-  return bounds;
-}
 
 // What can be said of the options before the model is there.
 Result<ServeOptions> ReadOptions(const config::Values& values) {
@@ -326,13 +174,6 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   }
   options.http.host = values.Text("host");
   options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
-  options.store.ram_bytes_max = values.Bytes("ram");
-  options.shared.directory = values.Text("shared");
-  const auto bounds = ReadSharedBounds(values);
-  if (!bounds) return tl::unexpected(bounds.error());
-  options.shared.bounds = *bounds;
-  options.allow_degraded = values.Bool("allow-degraded");
-  options.shared.open_lazily = options.allow_degraded;
   options.engine.kv_type = values.Text("kv-type") == "f16" ? KvType::kF16 : KvType::kQ8_0;
   options.engine.strict = values.Bool("strict");
   options.engine.save_decode_cache = values.Bool("save-decode-cache");
@@ -344,13 +185,13 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.engine.load_deadline_ms = std::max<int64_t>(values.DurationMs("load-deadline"), 1);
   }
 
-  const auto port = Bounded(values, "port", 0, 65535);
+  const auto port = settings::Bounded(values, "port", 0, 65535);
   if (!port) return tl::unexpected(port.error());
   options.http.port = static_cast<uint16_t>(*port);
-  const auto queue = Bounded(values, "queue-max", 1, 100'000);
+  const auto queue = settings::Bounded(values, "queue-max", 1, 100'000);
   if (!queue) return tl::unexpected(queue.error());
   options.engine.queue_max = *queue;
-  const auto chunk = Bounded(values, "chunk", kChunkStep, kChunkMax);
+  const auto chunk = settings::Bounded(values, "chunk", kChunkStep, kChunkMax);
   if (!chunk) return tl::unexpected(chunk.error());
   if (*chunk % kChunkStep != 0) {
     return Fail(Code::kInvalid,
@@ -359,28 +200,21 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.engine.chunk_tokens = *chunk;
   options.engine.threads = PhysicalCores();
   if (values.IsSet("threads")) {
-    const auto threads = Bounded(values, "threads", 1, 512);
+    const auto threads = settings::Bounded(values, "threads", 1, 512);
     if (!threads) return tl::unexpected(threads.error());
     options.engine.threads = *threads;
   }
 
-  options.disk.directory = values.Text("disk");
-  if (!options.disk.directory.empty()) {
-    if (!values.IsSet("disk-size")) return Fail(Code::kInvalid, "--disk needs --disk-size, its cap: 20GiB, say");
-    options.disk.bytes_max = values.Bytes("disk-size");
-  } else if (values.IsSet("disk-size")) {
-    return Fail(Code::kInvalid, "--disk-size bounds --disk, and there is none");
-  }
-
-  Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, config::ProcessEnvironment);
-  if (!s3) return tl::unexpected(s3.error());
-  options.s3 = *std::move(s3);
+  Result<settings::Tiers> tiers = settings::ReadTiers(values);
+  if (!tiers) return tl::unexpected(tiers.error());
+  options.tiers = *std::move(tiers);
+  options.store.ram_bytes_max = options.tiers.ram_bytes_max;
 
   options.has_fault = values.IsSet("fault");
   if (options.has_fault) {
     Result<FaultSpec> fault = FaultSpec::Parse(values.Text("fault"));
     if (!fault) return Fail(fault.error(), "--fault");
-    if (options.shared.directory.empty() && !options.s3) {
+    if (options.tiers.shared.directory.empty() && !options.tiers.s3) {
       return Fail(Code::kInvalid, "--fault makes --shared and --s3-bucket fail, and there is neither");
     }
     options.fault = *fault;
@@ -404,7 +238,7 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
   }
   options.engine.engine_kv_tokens = options.engine.context_tokens;
   if (values.IsSet("engine-kv-tokens")) {
-    const auto kept = Bounded(values, "engine-kv-tokens", 0, 1 << 26);
+    const auto kept = settings::Bounded(values, "engine-kv-tokens", 0, 1 << 26);
     if (!kept) return tl::unexpected(kept.error());
     options.engine.engine_kv_tokens = *kept;
   }
@@ -433,12 +267,12 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
   const auto guard = [&](std::unique_ptr<Tier> tier) {
     tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
   };
-  if (!options.disk.directory.empty()) {
-    const auto open = [disk = options.disk, deps] {
+  if (!options.tiers.disk.directory.empty()) {
+    const auto open = [disk = options.tiers.disk, deps] {
       return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
     };
     Result<std::unique_ptr<Tier>> disk =
-        OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, options.allow_degraded, timers, deps.clock);
+        OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, options.tiers.allow_degraded, timers, deps.clock);
     if (!disk) return tl::unexpected(disk.error());
     guard(*std::move(disk));
   }
@@ -446,17 +280,17 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
     if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
     guard(std::move(tier));
   };
-  if (!options.shared.directory.empty()) {
-    Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.shared, deps);
+  if (!options.tiers.shared.directory.empty()) {
+    Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.tiers.shared, deps);
     if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
     guard_shared(*std::move(shared));
   }
-  if (options.s3) {
-    const auto open = [client = *options.s3, deps] {
-      return OpenS3Tier(client, {}, {.clock = deps.clock, .metrics = deps.metrics});
+  if (options.tiers.s3) {
+    const auto open = [client = *options.tiers.s3, bucket = options.tiers.bucket, deps] {
+      return OpenS3Tier(client, bucket, {.clock = deps.clock, .metrics = deps.metrics});
     };
-    Result<std::unique_ptr<Tier>> s3 = OpenOrJoin("--s3-bucket", S3TierInfo(options.s3->parallel_max), open, kS3Retry,
-                                                  options.allow_degraded, timers, deps.clock);
+    Result<std::unique_ptr<Tier>> s3 = OpenOrJoin("--s3-bucket", S3TierInfo(options.tiers.s3->parallel_max), open,
+                                                  kS3Retry, options.tiers.allow_degraded, timers, deps.clock);
     if (!s3) return tl::unexpected(s3.error());
     guard_shared(*std::move(s3));
   }
@@ -491,9 +325,9 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
                             {"engine_kv_tokens", options.engine.engine_kv_tokens},
                             {"threads", options.engine.threads},
                             {"ram", options.store.ram_bytes_max},
-                            {"disk", options.disk.directory},
-                            {"shared", options.shared.directory},
-                            {"s3", options.s3 ? options.s3->endpoint.Describe() : ""},
+                            {"disk", options.tiers.disk.directory},
+                            {"shared", options.tiers.shared.directory},
+                            {"s3", options.tiers.s3 ? options.tiers.s3->endpoint.Describe() : ""},
                             {"strict", options.engine.strict}});
   if (!thread.not_cacheable().empty()) log::Warn("not_cacheable", {{"why", thread.not_cacheable()}});
   if (!model.no_chat_reason().empty())
@@ -539,37 +373,13 @@ int Serve(const config::Values& values, ServeOptions options) {
   WaitForStop();
   EndAtTheLatestAfter(kStopMax);
   log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
-  (*thread)->StopBy(std::chrono::steady_clock::now() + kRequestsDrain);
-  const bool all_answered = (*server)->Drain(kRequestsDrain + kLastStep);
+  const bool all_answered = (*server)->Drain(kRequestsDrain);
   (*thread)->Stop();
   (*server)->Stop();
   const CloseReport closed = (*store)->Close(std::chrono::steady_clock::now() + kStoreDrain);
-  log::Info("serve_stopped", {{"requests_cut", !all_answered || (*thread)->cut()},
-                              {"saves_finished", closed.clean},
-                              {"saves_abandoned", closed.abandoned}});
+  log::Info("serve_stopped",
+            {{"requests_cut", !all_answered}, {"saves_finished", closed.clean}, {"saves_abandoned", closed.abandoned}});
   return 0;
-}
-
-// LMCache's configuration must have a meaning here, key by key; what it says is told once.
-Result<void> CheckBrought(const lmcache::Translation& lmcache, const config::Schema& schema,
-                          const config::Values& values) {
-  for (const config::Preset& preset : lmcache.presets) {
-    const bool known = std::any_of(schema.options.begin(), schema.options.end(),
-                                   [&](const config::Option& option) { return option.name == preset.name; });
-    if (!known) return Fail(Code::kInvalid, preset.where + ": this program has no --" + preset.name);
-  }
-  for (const std::string& unknown : lmcache.unknown) {
-    if (values.Text("lmcache-unknown") == "error")
-      return Fail(Code::kInvalid, unknown + "; to let it pass: --lmcache-unknown=warn");
-    std::fprintf(stderr, "terrace serve: %s; left out\n", unknown.c_str());
-  }
-  if (lmcache.secret_readable) {
-    log::Warn("config_secret_readable",
-              {{"file", lmcache.file}, {"option", "aws_secret_access_key"}, {"remedy", "chmod 600 " + lmcache.file}});
-  }
-  // No events: of those only so many a second come out.
-  for (const std::string& note : lmcache.notes) std::fprintf(stderr, "terrace serve: %s\n", note.c_str());
-  return {};
 }
 
 }  // namespace
@@ -578,25 +388,28 @@ int RunServe(const std::vector<std::string>& args) {
   EnsureOpenMpPassive();
   const config::Schema schema = ServeSchema();
   log::LogToStderr();  // Warnings about the configuration itself.
-  const Result<lmcache::Translation> lmcache = lmcache::Translate(lmcache::VariablesOfThisProcess());
-  const auto parsed = config::Load(schema, args, config::ProcessEnvironment,
-                                   lmcache ? lmcache->presets : std::vector<config::Preset>{});
-  if (!parsed) return Refuse(parsed.error().what);
-  if (parsed->help) {
+  const Result<settings::Loaded> loaded = settings::Load(schema, args);
+  if (!loaded) return Refuse(loaded.error().what);
+  const config::Parsed& parsed = loaded->parsed;
+  if (parsed.help) {
     std::fputs(config::Help(schema).c_str(), stdout);
     return 0;
   }
-  if (!lmcache) return Refuse(lmcache.error().what);
-  const Result<void> brought = CheckBrought(*lmcache, schema, parsed->values);
-  if (!brought) return Refuse(brought.error().what);
-  if (parsed->print_config) {
-    std::fputs(parsed->values.Dump().c_str(), stdout);
+  if (loaded->secret_readable) {
+    log::Warn("config_secret_readable", {{"file", loaded->lmcache_file},
+                                         {"option", "aws_secret_access_key"},
+                                         {"remedy", "chmod 600 " + loaded->lmcache_file}});
+  }
+  // No events: of those only so many a second come out.
+  for (const std::string& note : loaded->notes) std::fprintf(stderr, "terrace serve: %s\n", note.c_str());
+  if (parsed.print_config) {
+    std::fputs(parsed.values.Dump().c_str(), stdout);
     return 0;
   }
-  log::LogToStderr(LevelOf(parsed->values.Text("log-level")));
-  Result<ServeOptions> options = ReadOptions(parsed->values);
+  log::LogToStderr(LevelOf(parsed.values.Text("log-level")));
+  Result<ServeOptions> options = ReadOptions(parsed.values);
   if (!options) return Refuse(options.error().what);
-  return Serve(parsed->values, std::move(*options));
+  return Serve(parsed.values, std::move(*options));
 }
 
 }  // namespace terrace
