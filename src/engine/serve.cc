@@ -55,6 +55,7 @@ constexpr uint32_t kContextDefaultMax = 8192;
 constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
 constexpr uint32_t kChunkMax = 4096;
 constexpr milliseconds kRequestsDrain{10'000};
+constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut between two steps; its client is told.
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
@@ -373,12 +374,14 @@ int Serve(const config::Values& values, ServeOptions options) {
   WaitForStop();
   EndAtTheLatestAfter(kStopMax);
   log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
-  const bool all_answered = (*server)->Drain(kRequestsDrain);
+  (*thread)->StopBy(std::chrono::steady_clock::now() + kRequestsDrain);
+  const bool all_answered = (*server)->Drain(kRequestsDrain + kLastStep);
   (*thread)->Stop();
   (*server)->Stop();
   const CloseReport closed = (*store)->Close(std::chrono::steady_clock::now() + kStoreDrain);
-  log::Info("serve_stopped",
-            {{"requests_cut", !all_answered}, {"saves_finished", closed.clean}, {"saves_abandoned", closed.abandoned}});
+  log::Info("serve_stopped", {{"requests_cut", !all_answered || (*thread)->cut()},
+                              {"saves_finished", closed.clean},
+                              {"saves_abandoned", closed.abandoned}});
   return 0;
 }
 
