@@ -1,6 +1,7 @@
-"""Would catch: flags that the reference page lacks or describes otherwise than the program does."""
+"""Would catch: flags that a reference page lacks or describes otherwise than the program does."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,3 +14,11 @@ def test_the_reference_page_prints_what_the_program_says():
     for verb in ([], ["serve"], ["router"]):
         said = subprocess.run([PROGRAM, *verb, "--help"], capture_output=True, text=True, check=True).stdout
         assert f"```\n{said}```\n" in page, f"terrace {' '.join(verb)} --help: copy it into docs/reference/cli.md"
+
+
+def test_the_page_of_options_has_every_verb():
+    """What stands under each is checked where it is made, by src/cli/reference_test.cc."""
+    page = (ROOT / "docs/reference/config.md").read_text()
+    usage = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    verbs = re.findall(r"^  (\w+)  ", usage, re.MULTILINE)
+    assert verbs and re.findall(r"^## terrace (\w+)$", page, re.MULTILINE) == verbs
