@@ -53,15 +53,16 @@ def model_file(name: str) -> Path:
     return from_setup(name, "scripts/setup")
 
 
-def from_setup(name: str, command: str) -> Path:
-    """A file that the environment names, else where scripts/setup puts it."""
+def from_setup(name: str, command: str, within: str = "") -> Path:
+    """A file or folder that the environment names, else where scripts/setup puts it; or what is `within` it."""
     path = os.environ.get(name)
     if not path:
         text = subprocess.run([ROOT / "scripts/setup", "env"], check=True, capture_output=True, text=True).stdout
         path = dict(line.split("=", 1) for line in text.split())[name]
-    if not Path(path).is_file():
-        raise StackError(f"{path} is not there: run {command}, or set {name}")
-    return Path(path).resolve()
+    found = Path(path, within)
+    if not found.exists():
+        raise StackError(f"{found} is not there: run {command}, or set {name}")
+    return found.resolve()
 
 
 def port_taken(port: int) -> bool:
@@ -236,7 +237,7 @@ class Server:
         self.name, self.port, self.log = name, port, log
         self.url = f"http://{HOST}:{port}"
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        command = [*within, terrace_binary(), *arguments, "--host", HOST, "--port", str(port)]
+        command = [*within, self.program(), *arguments, "--host", HOST, "--port", str(port)]
         with open(log, "ab") as out:
             # A session of its own: Ctrl-C in the terminal reaches us, and we stop the programs in order.
             self.process = subprocess.Popen(
@@ -248,6 +249,9 @@ class Server:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+
+    def program(self) -> Path:
+        return terrace_binary()
 
     def tail(self, lines: int = 15) -> str:
         return "\n".join(

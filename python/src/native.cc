@@ -310,6 +310,7 @@ void BindPages(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace terrace;
   using namespace terrace::python;
+  nb::set_leak_warnings(false);  // An interpreter that ends early frees nothing; that is not for users to read.
   m.attr("__version__") = kVersion;
 
   m.def("space_id", &PySpaceId, nb::kw_only(), "weights"_a, "engine"_a, "engine_state_version"_a, "engine_build"_a,

@@ -21,13 +21,14 @@ from .engine import (
     LoadStoreSpec,
     OffloadingConnector,
     OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
     OffloadingManager,
     OffloadingSpec,
     OffloadingWorker,
     TransferResult,
     init_logger,
 )
-from .manager import CHUNKS, LoadSpec, Manager, SaveSpec
+from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
 from .space import Spaces, why_not_cached
 
 logger = init_logger("vllm.terrace")
@@ -140,7 +141,10 @@ class TerraceSpec(OffloadingSpec):
             CHUNKS: OffloadingCounterMetadata(
                 documentation="Chunks that requests loaded, and the first one each did not find, with the reason.",
                 labelnames=("outcome", "reason"),
-            )
+            ),
+            FRAMES: OffloadingGaugeMetadata(documentation="Chunks in a tier.", labelnames=("tier",)),
+            BYTES: OffloadingGaugeMetadata(documentation="Bytes in a tier.", labelnames=("tier",)),
+            PENDING: OffloadingGaugeMetadata(documentation="Saves queued or under way below RAM."),
         }
 
     def _instance(self) -> Instance:

@@ -28,6 +28,10 @@ from .engine import (
 from .space import Spaces
 
 CHUNKS = "vllm:terrace_chunks"  # Counter, by outcome and reason.
+FRAMES = "vllm:terrace_frames"  # Gauges, by tier ...
+BYTES = "vllm:terrace_bytes"
+PENDING = "vllm:terrace_pending_saves"  # ... and for all below RAM.
+GAUGES_EVERY_S = 0.5
 
 # How long a request may wait for its chunks if nothing else is said: half of what computing them would take, and at
 # least this much. Before anything was computed its speed isn't known, and a server that was started anew is what a
@@ -113,6 +117,7 @@ class Manager(OffloadingManager):
         self._requests: dict[str, Request] = {}
         self._prefetches: dict[str, LoadCall] = {}
         self._stats = OffloadingConnectorStats()
+        self._gauges_at = 0.0
         self.pace = Pace()
 
     # Before on_new_request, which has no tokens.
@@ -202,6 +207,7 @@ class Manager(OffloadingManager):
             tracked.call = None
 
     def get_stats(self) -> OffloadingConnectorStats | None:
+        self._set_gauges(time.monotonic())
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, OffloadingConnectorStats()
@@ -259,6 +265,18 @@ class Manager(OffloadingManager):
             return self._load_deadline_s
         assert self._spaces is not None
         return self.pace.patience((len(chain) - index) * self._spaces.chunk_tokens)
+
+    def _set_gauges(self, now: float) -> None:
+        if self._client is None or now < self._gauges_at:
+            return
+        self._gauges_at = now + GAUGES_EVERY_S
+        found = self._client.stats().poll()
+        if found is None or not found.connected:
+            return
+        for tier, stats in found.tiers:
+            self._stats.set_gauge(FRAMES, stats.frames, (tier,))
+            self._stats.set_gauge(BYTES, stats.bytes, (tier,))
+        self._stats.set_gauge(PENDING, found.pending_saves)
 
     def _count(self, tracked: Request, outcome: str, reason: str) -> None:
         """Once a request: vLLM asks again and again."""
