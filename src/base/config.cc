@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -55,14 +56,6 @@ const char* TypeName(Type type) {
   return "";
 }
 
-std::string EnvironmentName(std::string_view option_name) {
-  std::string name = "TERRACE_";
-  for (const char c : option_name) {
-    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  }
-  return name;
-}
-
 // What is wrong with `value` for this option, or nothing. Never shows a secret.
 std::optional<std::string> Complaint(const Option& option, const std::string& value) {
   switch (option.type) {
@@ -98,6 +91,14 @@ std::optional<std::string> Complaint(const Option& option, const std::string& va
 }
 
 }  // namespace
+
+std::string EnvironmentName(std::string_view option_name) {
+  std::string name = "TERRACE_";
+  for (const char c : option_name) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
 
 // The sources of one Load, each read into values that say where they come from; then the best one of each option wins.
 struct Loader {
@@ -174,7 +175,8 @@ struct Loader {
       for (const std::string& variable : {EnvironmentName(option.name), option.environment}) {
         if (variable.empty() || environment.contains(option.name)) continue;
         const std::optional<std::string> value = get(variable);
-        if (value && !value->empty()) environment[option.name] = {*value, "env " + variable};
+        if (!value || value->empty() || FromKubernetes(variable, *value)) continue;
+        environment[option.name] = {*value, "env " + variable};
       }
     }
   }

@@ -90,6 +90,8 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
                     const std::vector<Preset>& presets = {});
 // A variable of this process: what programs give Load.
 std::optional<std::string> ProcessEnvironment(const std::string& name);
+// "TERRACE_ENGINE_KV_TOKENS" of "engine-kv-tokens".
+std::string EnvironmentName(std::string_view option_name);
 std::string Help(const Schema& schema);
 // The table of docs/reference/config.md: of each option its flag, variable, key, type, default and meaning.
 std::string Reference(const Schema& schema);

@@ -1,4 +1,5 @@
 // The program's only main: picks a verb and hands it the rest.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <exception>
@@ -7,10 +8,13 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/environment.h"
 #ifdef TERRACE_WITH_ENGINE
 #include "engine/serve.h"
 #endif
+#include "router/options.h"
 #include "router/router.h"
+#include "settings/instance.h"
 #include "terrace/version.h"
 
 namespace terrace {
@@ -29,6 +33,17 @@ constexpr std::array kVerbs = {
     Verb{"router", RunRouter, "one OpenAI-compatible entry to several instances"},
 };
 
+// TERRACE_* that scripts and tests of ours read.
+const std::vector<std::string> kOthersVariables = {
+    "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE",          "TERRACE_KILL_ROUNDS",
+    "TERRACE_KILL_SEED", "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
+
+// The verbs share one environment: a variable of one is no mistake for another, in this build or not.
+Result<void> CheckEnvironment() {
+  const std::vector<config::Schema> schemas = {{.options = settings::InstanceOptions()}, router::Schema()};
+  return config::CheckVariables(config::VariablesOfThisProcess(), schemas, kOthersVariables);
+}
+
 int Usage(std::FILE* out, int code) {
   std::fprintf(out, "usage: terrace VERB [--help]\n\n");
   for (const Verb& verb : kVerbs) std::fprintf(out, "  %-8s %s\n", verb.name, verb.summary);
@@ -44,9 +59,17 @@ int Main(const std::vector<std::string>& args) {
     std::printf("terrace %s\n", kVersion);
     return 0;
   }
+  const bool asks_help = std::ranges::any_of(args, [](const std::string& a) { return a == "--help" || a == "-h"; });
   std::vector<std::string> known;
   for (const Verb& verb : kVerbs) {
-    if (name == verb.name) return verb.run({args.begin() + 1, args.end()});
+    if (name == verb.name) {
+      const Result<void> environment = CheckEnvironment();
+      if (!environment && !asks_help) {
+        std::fprintf(stderr, "terrace %s: %s\n", verb.name, environment.error().what.c_str());
+        return 2;
+      }
+      return verb.run({args.begin() + 1, args.end()});
+    }
     known.emplace_back(verb.name);
   }
   const auto nearest = config::Nearest(name, known);

@@ -152,7 +152,8 @@ TEST(OpenAiParse, TakesWhatChangesNothing) {
       "ignore_eos":false,"min_tokens":0,"n_predict":-1,"typical_p":1,"repeat_penalty":1.0,"skip_special_tokens":true,
       "add_generation_prompt":true,"add_special_tokens":false,"chat_template_kwargs":{},"modalities":["text"],
       "verbosity":"medium","user":"u","metadata":{"a":"b"},"store":true,"service_tier":"auto","priority":3,
-      "prompt_cache_key":"k","safety_identifier":"s","request_id":"r","length_penalty":2,"prediction":{"type":"content"},
+      "prompt_cache_key":"k","safety_identifier":"s","request_id":"r","length_penalty":2,
+      "prediction":{"type":"content"},
       "presence_penalty":0,"frequency_penalty":0.0,"repetition_penalty":1,"min_p":0,"logit_bias":{},
       "some_later_field":[1])"),
        Endpoint::kChat);
