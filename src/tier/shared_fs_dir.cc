@@ -55,7 +55,20 @@ bool SameFile(const FileStat& a, const FileStat& b) {
   return a.device == b.device && a.inode == b.inode && a.mtime_ns == b.mtime_ns && a.bytes == b.bytes;
 }
 
-FrameProof NotKnown(Error error) { return {.reason = Reason::kUnavailable, .error = std::move(error)}; }
+// Errors that one file may have while the others of its volume have none.
+bool MayBeTheFilesOwn(int os_error) {
+  return os_error == EIO || os_error == EACCES || os_error == EPERM || os_error == ENODATA || os_error == EBADMSG ||
+         os_error == EUCLEAN;
+}
+
+// `seen`: the file is there.
+FrameProof NotKnown(Error error, const FileStat* seen = nullptr) {
+  FrameProof proof{.reason = Reason::kUnavailable};
+  proof.unreadable = seen != nullptr && MayBeTheFilesOwn(error.os_error);
+  if (seen) proof.stat = *seen;
+  proof.error = std::move(error);
+  return proof;
+}
 FrameProof Defect(Reason reason) { return {.reason = reason, .set_aside = true}; }
 
 // A payload on its way from its file to a buffer, by as many threads as take part. Who comes when nothing is left
@@ -333,8 +346,7 @@ Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& n
   // Rename replaces, so look first. Two nodes may both look and both rename: then the same chunk takes the place of
   // itself.
   const auto taken = io_.Open(name, OpenMode::kRead);
-  if (taken) return Fail(Code::kIo, "rename " + name + ": EEXIST", EEXIST);
-  if (taken.error().os_error != ENOENT) return tl::unexpected(taken.error());
+  if (taken || taken.error().os_error != ENOENT) return Fail(Code::kIo, "rename " + name + ": EEXIST", EEXIST);
   return io_.Rename(temp, name);
 }
 
@@ -387,8 +399,16 @@ SharedFsDir::OpenFrame SharedFsDir::OpenAndProve(const Digest& key) {
   FrameProof& proof = open.proof;
   auto file = io_.Open(FramePath(key), OpenMode::kRead);
   if (!file) {
-    if (file.error().os_error != ENOENT) return {.proof = NotKnown(file.error())};
-    proof.reason = Reason::kMissing;
+    // A socket, a device, a link to nothing: there, and can't be opened, or not even be found.
+    const auto name = io_.StatName(FramePath(key));
+    if (name && !name->is_file) {
+      proof = Defect(Reason::kDamaged);
+      proof.stat = *name;
+    } else if (file.error().os_error != ENOENT) {
+      proof = NotKnown(file.error(), name ? &*name : nullptr);
+    } else {
+      proof.reason = Reason::kMissing;
+    }
     return open;
   }
   const auto stat = (*file)->Stat();
@@ -401,7 +421,7 @@ SharedFsDir::OpenFrame SharedFsDir::OpenAndProve(const Digest& key) {
   }
   FrameHeader header;
   const auto read = (*file)->ReadAt(0, header);
-  if (!read) return {.proof = NotKnown(read.error())};
+  if (!read) return {.proof = NotKnown(read.error(), &*stat)};
   auto decoded = DecodeFrameHeader(std::span(header).first(*read), stat->bytes);
   if (const Reason* reason = std::get_if<Reason>(&decoded)) {
     proof.reason = *reason;
@@ -439,6 +459,7 @@ FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::sp
   if (help && frame.segments.size() > 1) help(frame.segments.size(), [payload] { payload->Work(); });
   FrameProof failure = payload->Finish();
   if (failure.reason == Reason::kNone) return proof;
+  if (failure.reason == Reason::kUnavailable) return NotKnown(*failure.error, &proof.stat);
   failure.stat = proof.stat;
   return failure;
 }
@@ -467,12 +488,12 @@ bool SharedFsDir::SetAside(const Digest& key, Reason reason, const FileStat& see
   {
     // Somebody may have set it aside meanwhile and written a right one.
     auto file = io_.Open(path, OpenMode::kRead);
-    if (!file) return false;
-    const auto now = (*file)->Stat();
+    const auto now = file ? (*file)->Stat() : io_.StatName(path);
     if (!now || !SameFile(*now, seen)) return false;
   }
-  bool room = false;
-  if (const auto names = io_.List(Path("quarantine")); names && names->size() < options_.quarantine_files_max) {
+  bool room = seen.is_directory;  // It can't be removed, with what others may have put into it.
+  if (const auto names = io_.List(Path("quarantine"));
+      !room && names && names->size() < options_.quarantine_files_max) {
     uint64_t bytes = seen.bytes;
     for (const std::string& name : *names) {
       const auto stat = io_.Stat(Path("quarantine/") + name);
@@ -480,7 +501,8 @@ bool SharedFsDir::SetAside(const Digest& key, Reason reason, const FileStat& see
     }
     room = bytes <= options_.quarantine_bytes_max;
   }
-  const std::string kept = Path("quarantine/") + key.Hex() + "." + ReasonName(reason);
+  std::string kept = Path("quarantine/") + key.Hex() + "." + ReasonName(reason);
+  if (seen.is_directory) kept += "." + RandomHex(1);  // Nothing takes the place of a directory.
   const bool moved = room && io_.Rename(path, kept);
   const Result<void> removed = moved ? Result<void>{} : io_.Unlink(path);
   quarantined_.fetch_add(1, std::memory_order_relaxed);

@@ -41,6 +41,7 @@ struct FrameProof {
   Reason reason = Reason::kNone;  // kNone: the frame. kMissing, kEmpty, kTruncated, kDamaged, kForeign, kVersion;
                                   // kUnavailable, kCancelled: not known, `error` says why.
   bool set_aside = false;         // It disagrees with its own name or checksums: it can serve nobody.
+  bool unreadable = false;        // With kUnavailable: it is there, and the error may be its own, not the server's.
   Frame frame;                    // With kNone.
   FileStat stat;                  // Of the file looked at, if there was one.
   std::optional<Error> error;
@@ -92,8 +93,8 @@ class SharedFsDir {
   FrameProof Read(const Digest& key, const Digest& space, std::span<std::byte> into, const std::function<bool()>& stop,
                   const Help& help);
 
-  // Moves the file to quarantine/, or removes it if that is full, and counts it. False, and nothing done, if it is not
-  // the file `seen` any more.
+  // Moves the file to quarantine/, or removes it if that is full (a directory goes there all the same), and counts it.
+  // False, and nothing done, if it is not the file `seen` any more.
   bool SetAside(const Digest& key, Reason reason, const FileStat& seen);
   uint64_t quarantined() const { return quarantined_.load(std::memory_order_relaxed); }
   // Fine if it is not there.

@@ -71,6 +71,14 @@ constexpr std::chrono::seconds kUsesWait{5};
 // A record of an eviction that comes within this time of the word that its frame is there may be the older of the two.
 constexpr int64_t kNewsOvertakeNs = 60'000'000'000;
 
+// One known frame is looked at so often: 4 KiB, and who removes files by hand is noticed soon, though not which.
+constexpr std::chrono::seconds kLookEvery{5};
+// Then a scan finds the others, so often at most.
+constexpr std::chrono::seconds kRescanMin{60};
+
+// Frames whose load failed and that are to be read before a save is told that they are there. Beyond, they stay.
+constexpr size_t kUnreadableMax = 4096;
+
 constexpr int64_t kTimeUnknown = std::numeric_limits<int64_t>::min();
 
 // Unique among all processes, ever: host, process and random bits, since process ids return and containers share host
@@ -113,13 +121,18 @@ class SharedFsTier final : public Tier {
     size_t index = 0;
     std::optional<TimePoint> room_until;    // It waits for room.
     std::optional<TimePoint> others_until;  // It waits, or has waited, for another node that writes the same frame.
+    std::optional<FrameProof> bad;          // What has its name can't be read, and makes way once this is written.
   };
   void PostSave(std::shared_ptr<PendingSave> save, std::chrono::milliseconds delay);
   void EndSave(PendingSave& save, SaveResult result);
-  std::optional<SaveResult> SaveOne(PendingSave& save);  // Nothing: not yet.
+  std::optional<SaveResult> SaveOne(PendingSave& save);    // Nothing: not yet.
+  std::optional<SaveResult> KnownSave(PendingSave& save);  // Nothing: it is to be written.
   std::optional<SaveResult> OthersSave(PendingSave& save, bool& wait);
   bool HasRoom(PendingSave& save);
-  SaveResult Write(const SaveItem& item);
+  SaveResult Write(const PendingSave& save);
+  void NoteUnreadable(const Digest& key);
+  bool IsUnreadable(const Digest& key);
+  bool TakeUnreadable(const Digest& key);
   void LookForLost(const FrameInfo& info, uint64_t bytes);
   SaveResult SaveFailed(const FrameInfo& info, Error error);
   bool Believe(const FrameInfo& info, int64_t used_ns);  // The frame is there. False if that was known.
@@ -143,6 +156,7 @@ class SharedFsTier final : public Tier {
   void ScanFrame(const Digest& key);
   void ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys);
   void EndScan();
+  void LookAtOne();
   void CountWhatTheDeadLeft();
   // With a bound, `claim` goes with it; without one, what is granted now.
   bool FlushJournal(std::optional<uint64_t> claim = std::nullopt);
@@ -191,6 +205,9 @@ class SharedFsTier final : public Tier {
   std::mutex erasing_mutex_;
   std::unordered_set<Digest, DigestHash> erasing_;  // Guarded by erasing_mutex_. Erased, the file not yet removed.
 
+  std::mutex unreadable_mutex_;
+  std::unordered_set<Digest, DigestHash> unreadable_;  // Guarded by unreadable_mutex_.
+
   // The background thread's own.
   std::string volume_;
   JournalReader reader_;
@@ -213,7 +230,8 @@ class SharedFsTier final : public Tier {
   TimePoint appended_at_;       // When the last append that succeeded began.
   TimePoint time_at_;           // When to ask for the server's time again.
   bool scan_posted_ = false;
-  TimePoint scan_at_, clean_at_;
+  TimePoint scan_at_, clean_at_, look_at_;
+  size_t looked_at_ = 0;  // Its directory.
 
   std::mutex journal_mutex_;
   std::vector<JournalRecord> pending_;  // Guarded by journal_mutex_.
@@ -332,11 +350,15 @@ LoadResult SharedFsTier::LoadOne(const LoadItem& item, TimePoint deadline, const
     }
     case Reason::kUnavailable:
       load_failures_.Add();
+      if (proof.unreadable) NoteUnreadable(item.key);
       return {.outcome = Outcome::kFailed,
               .reason = Reason::kUnavailable,
               .error = Fail(*proof.error, "shared_fs: load " + item.key.Hex()).value()};
     case Reason::kCancelled: abandoned_.fetch_add(1, std::memory_order_relaxed); break;
     case Reason::kMissing:
+      // Removed by hand, or by somebody whose word is on its way. Others may have it in RAM and write it anew.
+      if (index_.Erase(item.key)) Announce(JournalRecord::Kind::kRemoved, {.key = item.key});
+      break;
     case Reason::kVersion: index_.Erase(item.key); break;
     default: break;
   }
@@ -394,9 +416,8 @@ std::optional<SaveResult> SharedFsTier::SaveOne(PendingSave& save) {
   if (!available_.load(std::memory_order_relaxed)) return Declined(Reason::kUnavailable);
   const SaveItem& item = save.item;
   const FrameInfo& info = item.info;
-  if (index_.Contains(info.key)) {
-    NoteUse(info.key);
-    return SaveResult{.outcome = Outcome::kHit, .existed = true};
+  if (!save.bad && (index_.Contains(info.key) || IsUnreadable(info.key))) {
+    if (std::optional<SaveResult> result = KnownSave(save)) return result;
   }
   if (item.payload.size() != info.payload_bytes || item.payload.empty() ||
       item.payload.size() > kFramePayloadBytesMax) {
@@ -406,7 +427,7 @@ std::optional<SaveResult> SharedFsTier::SaveOne(PendingSave& save) {
   if (bounds_.any()) index_.Use(info.parent, ServerNs());  // So that no collector takes it now.
   bool wait = false;
   if (std::optional<SaveResult> result = OthersSave(save, wait); result || wait) return result;
-  if (HasRoom(save)) return Write(item);
+  if (HasRoom(save)) return Write(save);
   const bool ready = index_ready_.load(std::memory_order_relaxed);
   const bool too_large = bounds_.bytes_max > 0 && FrameBytes(info.payload_bytes) > bounds_.frame_bytes_max();
   if (too_large) {
@@ -419,6 +440,48 @@ std::optional<SaveResult> SharedFsTier::SaveOne(PendingSave& save) {
   if (!closing_.load(std::memory_order_relaxed)) return std::nullopt;
   abandoned_.fetch_add(1, std::memory_order_relaxed);
   return Declined(Reason::kCancelled);
+}
+
+// Its name is taken, as far as is known. What could not be read is read again, as a load would: right, it stays; else
+// it makes way. Twice, since one error says little, and others may read it.
+std::optional<SaveResult> SharedFsTier::KnownSave(PendingSave& save) {
+  const SaveItem& item = save.item;
+  const Digest& key = item.info.key;
+  if (TakeUnreadable(key)) {
+    std::vector<std::byte> into(item.payload.size());
+    const FrameProof proof = dir_.Read(key, item.info.space, into, [this] { return MustStop(); }, {});
+    switch (proof.reason) {
+      case Reason::kNone: Believe(proof.frame.info, proof.stat.mtime_ns); break;
+      case Reason::kForeign: break;
+      case Reason::kCancelled: return Declined(Reason::kCancelled);
+      case Reason::kMissing:
+      case Reason::kVersion: index_.Erase(key); return std::nullopt;
+      case Reason::kUnavailable:
+        if (!proof.unreadable) return SaveFailed(item.info, *proof.error);
+        save.bad = proof;
+        return std::nullopt;
+      default:
+        SetAside(key, proof);
+        if (!index_.Contains(key)) return std::nullopt;
+    }
+  }
+  NoteUse(key);
+  return SaveResult{.outcome = Outcome::kHit, .existed = true};
+}
+
+void SharedFsTier::NoteUnreadable(const Digest& key) {
+  std::lock_guard lock(unreadable_mutex_);
+  if (unreadable_.size() < kUnreadableMax) unreadable_.insert(key);
+}
+
+bool SharedFsTier::IsUnreadable(const Digest& key) {
+  std::lock_guard lock(unreadable_mutex_);
+  return unreadable_.contains(key);
+}
+
+bool SharedFsTier::TakeUnreadable(const Digest& key) {
+  std::lock_guard lock(unreadable_mutex_);
+  return unreadable_.erase(key) > 0;
 }
 
 // If another node is at the same frame, waits for it instead of writing all of it once more. What it does not finish,
@@ -458,7 +521,8 @@ bool SharedFsTier::HasRoom(PendingSave& save) {
 }
 
 // With room for it.
-SaveResult SharedFsTier::Write(const SaveItem& item) {
+SaveResult SharedFsTier::Write(const PendingSave& save) {
+  const SaveItem& item = save.item;
   const FrameInfo& info = item.info;
   const uint64_t bytes = bounds_.of_bytes() ? FrameBytes(info.payload_bytes) : 0;
   bool left = false;  // Then RemoveLeft gives the room back.
@@ -469,8 +533,10 @@ SaveResult SharedFsTier::Write(const SaveItem& item) {
     abandoned_.fetch_add(1, std::memory_order_relaxed);
     return Declined(Reason::kCancelled);
   }
+  if (save.bad) SetAside(info.key, *save.bad);
   const auto published = PublishOne(*temp, info, left);
   if (!published) {
+    if (dir_.Prove(info.key).unreadable) NoteUnreadable(info.key);  // For the next save.
     LookForLost(info, left ? 0 : bytes);
     return SaveFailed(info, published.error());
   }
@@ -600,6 +666,10 @@ void SharedFsTier::Poll() {
       const Result<void> cleaned = dir_.RemoveStale(options_.stale_age);
       if (!cleaned) log::Warn("shared_fs_clean_failed", {{"error", cleaned.error().what}});
       CountWhatTheDeadLeft();
+    }
+    if (!scan_.running && ready && now >= look_at_) {
+      look_at_ = now + kLookEvery;
+      LookAtOne();
     }
     if (!scan_.running && (!ready || now >= scan_at_)) {
       // Only now, with the journals read: what is published from here on comes through them.
@@ -778,6 +848,19 @@ void SharedFsTier::ScanFrame(const Digest& key) {
   } else if (proof.set_aside) {
     SetAside(key, proof);
   }  // Else it could not be read: a later scan sees.
+}
+
+// A known frame, of another directory each time. If it is gone, and nobody said so, others may be too.
+void SharedFsTier::LookAtOne() {
+  for (size_t i = 0; i < kFanOut; ++i) {
+    looked_at_ = (looked_at_ + 1) % kFanOut;
+    if (index_.Empty(looked_at_)) continue;
+    const Digest key = index_.Keys(looked_at_).front();
+    ScanFrame(key);
+    const TimePoint began = scan_at_ - options_.scan_interval;  // The last scan.
+    if (!index_.Contains(key)) scan_at_ = std::min(scan_at_, began + kRescanMin);
+    return;
+  }
 }
 
 // Any thread.

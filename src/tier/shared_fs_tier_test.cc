@@ -403,18 +403,80 @@ TEST_F(SharedFsTier, ARightFrameAskedForWronglyIsForeignAndStays) {
   node->ExpectHit(frame);
 }
 
-TEST_F(SharedFsTier, SomethingThatIsNoFileInAFramesPlaceIsSetAside) {
-  auto node = Open();
-  const TestFrame directory = MakeFrame(1);
-  const TestFrame fifo = MakeFrame(2);
-  for (const TestFrame& frame : {directory, fifo}) {
-    node->MustSave(frame);
-    fs::remove(Path(frame));
+// What is no file, and what it is that makes it.
+std::vector<std::pair<const char*, std::function<void(const std::string&)>>> NoFiles() {
+  return {
+      {"directory", [](const std::string& path) { fs::create_directory(path); }},
+      {"full directory",
+       [](const std::string& path) {
+         fs::create_directory(path);
+         std::ofstream(path + "/somebody's") << "x";
+       }},
+      {"pipe", [](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }},
+      {"socket", [](const std::string& path) { ASSERT_EQ(mknod(path.c_str(), S_IFSOCK | 0600, 0), 0); }},
+      {"link to nothing", [](const std::string& path) { fs::create_symlink("/nowhere/at/all", path); }},
+      {"link to itself", [](const std::string& path) { fs::create_symlink(path, path); }},
+      {"link to a directory", [](const std::string& path) { fs::create_symlink("/", path); }},
+  };
+}
+bool IsFile(const std::string& path) { return fs::is_regular_file(fs::symlink_status(path)); }
+
+TEST_F(SharedFsTier, SomethingThatIsNoFileInAFramesPlaceIsSetAsideOnceAndWrittenAnew) {
+  auto node = Open({.quarantine_files_max = 1000});
+  uint64_t n = 0, set_aside = 0;
+  for (const auto& [name, make] : NoFiles()) {
+    for (int again = 0; again < 2; ++again) {
+      SCOPED_TRACE(name);
+      const TestFrame frame = MakeFrame(++n);
+      node->MustSave(frame);
+      fs::remove(Path(frame));
+      make(Path(frame));
+      node->ExpectMiss(frame, Reason::kDamaged);
+      EXPECT_EQ(node->tier->stats().quarantined, ++set_aside);
+      node->ExpectMiss(frame, Reason::kNotFound);
+      node->MustSave(frame);
+      node->ExpectHit(frame);
+      // Where the index knows of nothing.
+      node->tier->Erase({&frame.info.key, 1});
+      make(Path(frame));
+      const SaveResult save = node->Save(frame);
+      EXPECT_EQ(save.outcome, Outcome::kHit) << (save.error ? save.error->what : "");
+      EXPECT_FALSE(save.existed);
+      EXPECT_EQ(node->tier->stats().quarantined, ++set_aside);
+      EXPECT_TRUE(IsFile(Path(frame)));
+      node->ExpectHit(frame);
+    }
   }
-  fs::create_directory(Path(directory));
-  ASSERT_EQ(mkfifo(Path(fifo).c_str(), 0600), 0);
-  for (const TestFrame& frame : {directory, fifo}) {
-    node->ExpectMiss(frame, Reason::kDamaged);
+  EXPECT_TRUE(Names("tmp").empty());
+}
+
+TEST_F(SharedFsTier, TheScanSetsAsideWhatIsNoFile) {
+  uint64_t n = 0;
+  {
+    auto writer = Open();
+    for (const auto& [name, make] : NoFiles()) {
+      writer->MustSave(MakeFrame(++n));
+      fs::remove(Path(MakeFrame(n)));
+      make(Path(MakeFrame(n)));
+    }
+  }
+  fs::remove_all(dir_ + "/nodes");
+  auto node = Open({.quarantine_files_max = 1});  // A directory is moved away all the same.
+  EXPECT_EQ(node->tier->stats().quarantined, n);
+  EXPECT_EQ(node->tier->stats().frames, 0u);
+  for (; n > 0; --n) EXPECT_FALSE(fs::exists(fs::symlink_status(Path(MakeFrame(n))))) << n;
+}
+
+TEST_F(SharedFsTier, WhereLinksAreRefusedWhatIsNoFileIsReplacedToo) {
+  Fail(Io::kLink, "", EPERM);
+  auto node = Open();
+  uint64_t n = 0;
+  for (const auto& [name, make] : NoFiles()) {
+    SCOPED_TRACE(name);
+    const TestFrame frame = MakeFrame(++n);
+    node->MustSave(frame);
+    node->tier->Erase({&frame.info.key, 1});
+    make(Path(frame));
     node->MustSave(frame);
     node->ExpectHit(frame);
   }
@@ -624,6 +686,64 @@ TEST_F(SharedFsTier, AnIoErrorFailsTheLoadAndKeepsTheFrame) {
   io_.SetRule(nullptr);
   node->ExpectHit(frame);
   EXPECT_EQ(node->tier->stats().quarantined, 0u);
+}
+
+TEST_F(SharedFsTier, AFrameThatCannotBeReadMakesWayForTheNextSave) {
+  auto node = Open();
+  uint64_t n = 0;
+  for (const auto op : {Io::kOpen, Io::kRead}) {
+    for (const uint64_t offset : {0, 4096}) {
+      const TestFrame frame = MakeFrame(++n);
+      node->MustSave(frame);
+      const std::string bad = FramePath("", frame.info.key);
+      io_.SetRule([=](const Io::Call& call) -> Verdict {
+        const bool it = call.op == op && call.path.ends_with(bad) && (op == Io::kOpen || call.offset == offset);
+        return {.os_error = it ? EIO : 0};
+      });
+      EXPECT_EQ(node->Load(frame).outcome, Outcome::kFailed);
+      const SaveResult save = node->Save(frame);
+      EXPECT_EQ(save.outcome, Outcome::kHit) << (save.error ? save.error->what : "");
+      EXPECT_FALSE(save.existed);
+      io_.SetRule(nullptr);
+      EXPECT_EQ(node->tier->stats().quarantined, n);
+      EXPECT_TRUE(Names("quarantine").contains(frame.info.key.Hex() + ".unavailable"));
+      node->ExpectHit(frame);
+      EXPECT_EQ(node->tier->stats().frames, n);
+    }
+  }
+  // The scan could not read it either, so the index does not have it.
+  const TestFrame frame = MakeFrame(1);
+  Fail(Io::kRead, FramePath("", frame.info.key), EIO);
+  fs::remove_all(dir_ + "/nodes");
+  auto other = Open();
+  EXPECT_FALSE(other->Has(frame));
+  EXPECT_EQ(other->Save(frame).outcome, Outcome::kFailed) << "one error says little";
+  const SaveResult save = other->Save(frame);
+  EXPECT_EQ(save.outcome, Outcome::kHit) << (save.error ? save.error->what : "");
+  EXPECT_FALSE(save.existed);
+  io_.SetRule(nullptr);
+  other->ExpectHit(frame);
+}
+
+TEST_F(SharedFsTier, AFrameThatCanBeReadAgainOrIsNotToBlameStays) {
+  auto node = Open();
+  const TestFrame frame = MakeFrame(1);
+  node->MustSave(frame);
+  Fail(Io::kRead, ".kvf", EIO);
+  EXPECT_EQ(node->Load(frame).outcome, Outcome::kFailed);
+  io_.SetRule(nullptr);
+  const SaveResult again = node->Save(frame);
+  EXPECT_EQ(again.outcome, Outcome::kHit);
+  EXPECT_TRUE(again.existed);
+  // Nothing works: what is there is not touched.
+  io_.SetRule([](const Io::Call& call) -> Verdict {
+    return {.os_error = call.op == Io::kRead || call.op == Io::kWrite ? EIO : 0};
+  });
+  EXPECT_EQ(node->Load(frame).outcome, Outcome::kFailed);
+  EXPECT_EQ(node->Save(frame).outcome, Outcome::kFailed);
+  io_.SetRule(nullptr);
+  EXPECT_EQ(node->tier->stats().quarantined, 0u);
+  node->ExpectHit(frame);
 }
 
 TEST_F(SharedFsTier, LargePayloadsAreVerifiedSegmentBySegment) {
@@ -975,6 +1095,40 @@ TEST_F(SharedFsTier, NodesForgetWhatAnotherTookAway) {
   b->Step();
   EXPECT_FALSE(b->Has(MakeFrame(1)));
   EXPECT_FALSE(b->Has(MakeFrame(2)));
+}
+
+// `rm -r frames/*` under a living instance: what RAM has is written there again once the tier knows.
+TEST_F(SharedFsTier, FramesRemovedByHandAreNoticedLongBeforeTheNextScan) {
+  auto node = Open({.scan_interval = std::chrono::hours(1)});
+  for (uint64_t n = 1; n <= 20; ++n) node->MustSave(MakeFrame(n));
+  node->Step(std::chrono::minutes(2));
+  for (uint64_t n = 1; n <= 20; ++n) ASSERT_TRUE(node->Has(MakeFrame(n)));
+  for (const auto& entry : fs::directory_iterator(dir_ + "/frames")) fs::remove_all(entry.path());
+  for (int i = 0; i < 12; ++i) node->Step();
+  EXPECT_EQ(node->tier->stats().frames, 0u);
+  node->MustSave(MakeFrame(1));
+  node->ExpectHit(MakeFrame(1));
+}
+
+TEST_F(SharedFsTier, WhoMissesAFrameTellsTheOthersThatItIsGone) {
+  auto has_it_in_ram = Open();
+  auto asks = Open();
+  const TestFrame frame = MakeFrame(1);
+  has_it_in_ram->MustSave(frame);
+  has_it_in_ram->Step();
+  asks->Step();
+  ASSERT_TRUE(asks->Has(frame));
+  fs::remove(Path(frame));
+  asks->ExpectMiss(frame, Reason::kMissing);
+  asks->Step();
+  has_it_in_ram->Step();
+  EXPECT_FALSE(has_it_in_ram->Has(frame));
+  const SaveResult save = has_it_in_ram->Save(frame);
+  EXPECT_EQ(save.outcome, Outcome::kHit);
+  EXPECT_FALSE(save.existed);
+  has_it_in_ram->Step();
+  asks->Step();
+  asks->ExpectHit(frame);
 }
 
 TEST_F(SharedFsTier, ALateWordOfARemovalDoesNotHideAFrameWrittenAnew) {

@@ -47,7 +47,7 @@ class Oracle {
   }
   const std::string& contradiction() const { return contradiction_; }
 
-  // `who` was asked to erase the key, so it may take a right frame away, once.
+  // `who` was asked to erase the key, or could not read its frame, so it may take a right one away, once.
   void AllowRemoval(const std::string& who, const Digest& key) { ++removals_[{who, key}]; }
 
   // Somebody lied that the frame is there: nodes may act on it.

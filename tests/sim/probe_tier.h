@@ -27,6 +27,7 @@ class ProbeTier final : public ForwardingTier {
     // What a save that is settled as hit must be.
     std::function<bool(const Digest& key, bool existed)> is_saved;
     std::function<void(const Digest& key)> erase_is_asked;  // Before the tier hears of it.
+    std::function<void(const Digest& key)> failed;          // The tier may hold it against the frame. May be null.
   };
   // `who` names the node's life.
   ProbeTier(std::unique_ptr<Tier> inner, std::string who, Oracle& oracle, Watch watch)
@@ -42,6 +43,7 @@ class ProbeTier final : public ForwardingTier {
     const auto asked = std::make_shared<const std::vector<LoadItem>>(items);  // Keeps the buffers for the check.
     inner_->Load(std::move(items), deadline, Watched<LoadResult>(done, [this, asked](size_t i, const LoadResult& r) {
                    ++counts_.loads_settled;
+                   if (r.outcome == Outcome::kFailed && watch_.failed) watch_.failed((*asked)[i].key);
                    if (r.outcome != Outcome::kHit) {
                      if (r.reason == Reason::kNone) oracle_.Contradiction(who_ + " misses without a reason");
                      return;
@@ -59,6 +61,7 @@ class ProbeTier final : public ForwardingTier {
     for (const SaveItem& item : items) keys.push_back(item.info.key);
     inner_->Save(std::move(items), Watched<SaveResult>(done, [this, keys](size_t i, const SaveResult& r) {
                    ++counts_.saves_settled;
+                   if (r.outcome == Outcome::kFailed && watch_.failed) watch_.failed(keys[i]);
                    if (r.outcome != Outcome::kHit) return;
                    ++(r.existed ? counts_.existed : counts_.written);
                    if (!watch_.is_saved(keys[i], r.existed)) {

@@ -63,7 +63,8 @@ std::unique_ptr<Tier> SimNode::OpenShared() {
   auto probe = std::make_unique<ProbeTier>(
       std::move(shared), name_, world_.oracle,
       ProbeTier::Watch{.is_saved = [this](const Digest& key, bool) { return world_.oracle.chunk(key).ever_named; },
-                       .erase_is_asked = [this](const Digest& key) { world_.oracle.AllowRemoval(name_, key); }});
+                       .erase_is_asked = [this](const Digest& key) { world_.oracle.AllowRemoval(name_, key); },
+                       .failed = [this](const Digest& key) { world_.oracle.AllowRemoval(name_, key); }});
   probes_.push_back(probe.get());
   if (world_.plan.tier_faults.empty() || world_.calm) return probe;
   FaultSpec spec = FaultSpec::Parse(world_.plan.tier_faults).value();
