@@ -26,6 +26,7 @@
 #include "base/executor.h"
 #include "base/log.h"
 #include "chunk/weights.h"
+#include "engine/caps.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
 #include "engine/routes.h"
@@ -298,6 +299,20 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options
   return tiers;
 }
 
+Result<void> CapsHoldAChunk(const ServeOptions& options, const Store& store, const ModelThread& thread, FileIo& io) {
+  if (thread.chunk_bytes() == 0) return {};
+  const SharedFsBounds& bounds = options.tiers.shared.bounds;
+  Caps caps{.ram_bytes = store.ram_stats().bytes_max,
+            .disk_bytes = options.tiers.disk.directory.empty() ? 0 : options.tiers.disk.bytes_max,
+            .shared_bytes = bounds.frame_bytes_max(),
+            .shared_free_bytes_min = bounds.free_bytes_min};
+  if (bounds.free_bytes_min > 0) {
+    const auto space = io.FreeSpace(options.tiers.shared.directory);
+    if (space) caps.shared_volume_bytes = space->total_bytes;
+  }
+  return HoldAChunk(caps, thread.chunk_bytes(), options.engine.chunk_tokens);
+}
+
 log::Level LevelOf(const std::string& name) {
   if (name == "debug") return log::Level::kDebug;
   if (name == "warn") return log::Level::kWarn;
@@ -355,6 +370,9 @@ int Serve(const config::Values& values, ServeOptions options) {
   if (!store) return Refuse(store.error().what);
   auto thread = ModelThread::Start(options.engine, **model, **store, metrics);
   if (!thread) return Refuse(thread.error().what);
+  if (const Result<void> holds = CapsHoldAChunk(options, **store, **thread, *io); !holds) {
+    return Refuse(holds.error().what);
+  }
   WaitForWeights(*weights);
 
   engine::Routes routes(

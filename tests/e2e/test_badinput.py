@@ -153,6 +153,21 @@ def test_a_bad_value_names_its_option(model_f16: Path, flags: list[str], named: 
     assert named in refuse(*flags, model=model_f16)
 
 
+# A chunk of this model is larger. In silence nothing would be kept.
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--ram", "1MiB"], "--ram"),
+        (["--disk-size", "1MiB", "--disk"], "--disk-size"),
+        (["--shared-free-min", "1000TiB", "--shared"], "--shared-free-min"),
+    ],
+)
+def test_a_cap_below_one_chunk_is_refused(model_f16: Path, tmp_path: Path, flags: list[str], named: str):
+    line = refuse(*flags, *([tmp_path] if len(flags) == 3 else []), "--ctx", "2048", model=model_f16)
+    assert line.startswith(f"terrace serve: {named} ")
+    assert "one chunk" in line
+
+
 def test_an_unknown_key_in_the_file_gives_line_and_nearest(model_f16: Path, tmp_path: Path):
     path = tmp_path / "serve.yaml"
     path.write_text("# comment\nram: 1GiB\nshraed: /tmp\n")
