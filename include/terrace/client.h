@@ -176,8 +176,8 @@ class Client {
   // Value of a setting as a user would write it, wherever it came from; nothing for one that is not set or not known.
   virtual std::optional<std::string> Setting(std::string_view name) const = 0;
 
-  // Readable since the last ClearEvent if an item of any call was settled meanwhile. Clear first, then poll. Never read
-  // from it, never close it.
+  // Readable if an item of any call was settled since the last ClearEvent, and now and then for nothing. Clear first,
+  // then poll. Never read from it, never close it.
   virtual int event_fd() const = 0;
   virtual void ClearEvent() = 0;
 

@@ -55,8 +55,7 @@ class Calls {
     const size_t others = open_.fetch_add(1);
     const bool closed = refusing_.load();
     if (closed || others >= max_ || size > kCallItemsMax) {
-      const Item item = refused(closed ? Reason::kUnavailable : Reason::kFull);
-      for (size_t i = 0; i < size; ++i) Settle(*call, i, item);
+      SettleAll(*call, refused(closed ? Reason::kUnavailable : Reason::kFull));
     }
     return call;
   }
@@ -67,6 +66,10 @@ class Calls {
     if (!CallAccess::Settle(call, index, std::move(item), &last)) return;
     if (last) open_.fetch_sub(1);
     Signal();
+  }
+  template <class Item>
+  void SettleAll(CallOf<Item>& call, const Item& item) {
+    for (size_t i = 0; i < call.size(); ++i) Settle(call, i, item);
   }
 
  private:

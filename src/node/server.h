@@ -1,0 +1,46 @@
+// A node's side of its socket: clients of this host, what they ask of the store, and what is lent to them.
+//
+// One thread of its own talks to all of them; it waits for nothing but the next event. Loads come back by callback;
+// saves are copied from the client's segment into RAM on a second thread, in order, and hashed there: what the client
+// writes to its segment later reaches nobody. A client that is gone, however it went, leaves nothing behind: its
+// leases, segments and loads end with its session.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "client/packet_socket.h"
+#include "terrace/metrics.h"
+#include "terrace/result.h"
+#include "terrace/store.h"
+
+namespace terrace {
+
+struct NodeServerOptions {
+  size_t sessions_max = 256;               // More are refused.
+  size_t calls_max = 4096;                 // Of one session, under way. Beyond: its calls end at once, with kFull.
+  uint64_t leased_bytes_max = 0;           // Of RAM, lent for reading. 0: half of it.
+  uint64_t segments_bytes_max = 0;         // Lent for writing, beside the store's RAM.
+  uint64_t segment_bytes_max = 256 << 20;  // Of one.
+};
+
+class NodeServer {
+ public:
+  // Takes clients from `listener` (see ListenAt). `store` and `metrics` outlive it.
+  static Result<std::unique_ptr<NodeServer>> Start(const NodeServerOptions& options, Fd listener, Store& store,
+                                                   Metrics& metrics);
+  virtual ~NodeServer() = default;  // Stop at once.
+
+  struct Report {
+    size_t sessions = 0;   // That were open.
+    size_t calls_cut = 0;  // That had not ended by the deadline.
+  };
+  // Takes no clients and no calls any more, finishes what is under way until the deadline, ends the sessions.
+  // Idempotent.
+  virtual Report Stop(TimePoint deadline) = 0;
+};
+
+}  // namespace terrace
