@@ -31,7 +31,7 @@ class Runner:
         number = len(list(self.folder.glob("run-*.log")))
         log = self.folder / f"run-{number}.log"
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
-        environment |= {"TERRACE_RAM": "512MiB", "TERRACE_LOAD_DEADLINE": "120s", **env}
+        environment |= {"TERRACE_RAM": "512MiB", "TERRACE_CHUNK": "64", "TERRACE_LOAD_DEADLINE": "120s", **env}
         with log.open("wb") as output:
             done = subprocess.run(
                 [sys.executable, Path(__file__).parent / "run_llm.py"],

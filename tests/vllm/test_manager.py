@@ -13,7 +13,7 @@ import pytest
 from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
 from terrace_kv.vllm.content import Contents, file_digest
-from terrace_kv.vllm.engine import LookupResult, ReqContext
+from terrace_kv.vllm.engine import LookupResult, ReqContext, ScheduleEndContext
 
 CHUNK = 4
 BYTES = 1000
@@ -144,6 +144,19 @@ def test_a_load_that_failed_is_not_asked_for_again() -> None:
     scheduler.manager.reset_cache()
     assert scheduler.ask(context, 4) == ["MISS"]
     assert len(client.calls) == 1
+
+
+def test_a_preempted_request_asks_anew() -> None:
+    client = FakeClient()
+    scheduler = Scheduler(client, FakeSpaces())
+    context = scheduler.add(13)
+    scheduler.ask(context, 4)
+    client.calls[0].items[0] = miss("not_found")
+    assert scheduler.ask(context, 4) == ["MISS"]
+    scheduler.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=["r"]))
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    client.calls[1].items[0] = hit()
+    assert scheduler.ask(context, 4) == ["HIT"]
 
 
 def test_nothing_is_asked_or_saved_until_the_weights_have_a_name() -> None:

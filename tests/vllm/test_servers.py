@@ -21,7 +21,7 @@ COMPLETIONS = "/v1/completions"
 CHUNK = 256
 
 
-def body(name: str, sentences: int = 34) -> dict:
+def body(name: str, sentences: int = 12) -> dict:
     sea = "The keeper of the lighthouse wrote down what the sea had brought: rope, two barrels, and a letter. "
     text = f"Log of {name}. " + "".join(f"Day {day}. {sea}" for day in range(sentences)) + "The letter said:"
     return {"model": NAME, "prompt": text, "max_tokens": 8, "temperature": 0, "ignore_eos": True}

@@ -34,11 +34,11 @@ from .space import Spaces, why_not_cached
 logger = init_logger("vllm.terrace")
 
 DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
-UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings.
 
 
 def seconds(text: str | None) -> float | None:
-    match = re.fullmatch(r"(\d+)\s*([a-z]+)", text.strip()) if text else None
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip()) if text else None
     return int(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else None
 
 

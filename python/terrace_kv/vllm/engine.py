@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import (
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
+    ScheduleEndContext,
     TransferResult,
     get_offload_group_idx,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "PrepareStoreOutput",
     "ReqContext",
     "RequestOffloadingContext",
+    "ScheduleEndContext",
     "TransferResult",
     "current_platform",
     "get_offload_group_idx",

@@ -24,6 +24,7 @@ from .engine import (
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
+    ScheduleEndContext,
 )
 from .space import Spaces
 
@@ -194,6 +195,11 @@ class Manager(OffloadingManager):
                 chunks.append((chain, index, 0))
                 taken.append(key)
         return PrepareStoreOutput(keys_to_store=taken, store_spec=SaveSpec(chunks), evicted_keys=[])
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        for req_id in context.preempted_req_ids:
+            if tracked := self._requests.get(req_id):
+                tracked.call = None  # What it saved meanwhile may be found.
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         tracked = self._requests.pop(req_context.req_id, None)
