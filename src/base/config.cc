@@ -181,10 +181,11 @@ struct Loader {
     }
   }
 
-  Result<void> ReadYaml(const std::string& path) {
+  // `place`: who named the file.
+  Result<void> ReadYaml(const std::string& path, const std::string& place) {
     bool others_may_read = false;
     const Result<std::string> text = ReadFile(path, &others_may_read);
-    if (!text) return Fail(text.error(), "--config");
+    if (!text) return Fail(text.error(), place);
     try {
       const YAML::Node document = YAML::Load(*text);
       if (const auto line = SecondDocument(*text)) {
@@ -314,7 +315,10 @@ Result<Parsed> Load(const Schema& schema, const std::vector<std::string>& args,
   for (const Loader::GivenMap* source : {&loader.flags, &loader.environment}) {
     const auto path = source->find("config");
     if (path == source->end()) continue;
-    if (const Result<void> read = loader.ReadYaml(path->second.value); !read) return tl::unexpected(read.error());
+    const std::string& where = path->second.where;
+    if (const Result<void> read = loader.ReadYaml(path->second.value, where.substr(where.find(' ') + 1)); !read) {
+      return tl::unexpected(read.error());
+    }
     break;
   }
   if (const auto print = loader.flags.find("print-config"); print != loader.flags.end()) {

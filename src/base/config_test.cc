@@ -196,7 +196,9 @@ TEST(Config, AnUnreadableFileIsAnError) {
             "--config: cannot read /nowhere/node.yaml: No such file or directory");
   EXPECT_EQ(ErrorOf(LoadWith({"--config", "/"})), "--config: cannot read /: Is a directory");
   EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_CONFIG", "/nowhere/node.yaml"}})),
-            "--config: cannot read /nowhere/node.yaml: No such file or directory");
+            "TERRACE_CONFIG: cannot read /nowhere/node.yaml: No such file or directory");
+  const TempFile file("chunk: 64\n");
+  EXPECT_EQ(LoadWith({"--config", file.path()}, {{"TERRACE_CONFIG", "/nowhere"}})->values.Int("chunk"), 64);
 }
 
 // D17: whichever of flag, environment, file and another program's configuration are there, for every type.

@@ -38,7 +38,7 @@ bool IsIpv6(const std::string& host) {
 Result<int64_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
   const int64_t value = values.Int(name);
   if (value >= low && value <= high) return value;
-  return Fail(Code::kInvalid, std::string("--") + name + " " + std::to_string(value) + " is not between " +
+  return Fail(Code::kInvalid, values.Place(name) + " " + std::to_string(value) + " is not between " +
                                   std::to_string(low) + " and " + std::to_string(high));
 }
 

@@ -103,7 +103,8 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   options.sign_payload = values.Bool("s3-sign-payload");
   const int64_t connections = values.Int("s3-connections");
   if (connections < 1 || connections > 4096) {
-    return Fail(Code::kInvalid, "--s3-connections " + std::to_string(connections) + " is not between 1 and 4096");
+    return Fail(Code::kInvalid,
+                values.Place("s3-connections") + " " + std::to_string(connections) + " is not between 1 and 4096");
   }
   options.parallel_max = static_cast<size_t>(connections);
   options.http.idle_connections_max = options.parallel_max;

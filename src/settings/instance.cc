@@ -184,7 +184,7 @@ Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>
 Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
   const int64_t value = values.Int(name);
   if (value >= low && value <= high) return static_cast<uint32_t>(value);
-  return Fail(Code::kInvalid, std::string("--") + name + " " + std::to_string(value) + " is not between " +
+  return Fail(Code::kInvalid, values.Place(name) + " " + std::to_string(value) + " is not between " +
                                   std::to_string(low) + " and " + std::to_string(high));
 }
 

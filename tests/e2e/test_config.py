@@ -65,6 +65,14 @@ def test_a_value_of_another_type_is_refused_with_the_options_name(tmp_path: Path
     assert f"--{option}: " in refused("serve", f"--{option}={value}")
 
 
+def test_a_number_out_of_bounds_is_refused_where_it_was_set(tmp_path: Path):
+    file = tmp_path / "node.yaml"
+    file.write_text("model: m.gguf\nport: 65536\n")
+    assert f"{file}:2 port 65536 is not between 0 and 65535" in refused("serve", "--config", file)
+    assert "TERRACE_PORT -1 is not between" in refused("serve", "--config", file, TERRACE_PORT="-1")
+    assert "--port 70000 is not between" in refused("serve", "--config", file, "--port", "70000")
+
+
 # D16.
 def test_an_unknown_name_is_refused_with_the_nearest_and_an_unreadable_file_by_its_name(tmp_path: Path):
     file = tmp_path / "node.yaml"

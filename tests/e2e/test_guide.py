@@ -170,7 +170,9 @@ class Stack:
 
     def _serve(self, number: int, seed: str) -> Server:
         arguments = ["serve", "--model", self.model, "--served-name", MODEL]
-        return self._start(f"instance-{number}", arguments, self.environment(seed), within=self.sample.within)
+        # A busy machine may load more slowly than it computes, and then compute: not the matter here.
+        environment = {**self.environment(seed), "TERRACE_LOAD_DEADLINE": "30s"}
+        return self._start(f"instance-{number}", arguments, environment, within=self.sample.within)
 
     def close(self) -> None:
         for server in reversed(self.servers):
