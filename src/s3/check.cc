@@ -1,7 +1,8 @@
 #include "s3/check.h"
 
-#include <future>
 #include <memory>
+
+#include "base/handover.h"
 
 namespace terrace::s3 {
 namespace {
@@ -12,12 +13,11 @@ constexpr size_t kFormatBytesMax = 4096;
 // Begins a call on the store's thread, and waits for its end.
 template <class Begin>
 Failure Await(ObjectStore& store, const Begin& begin) {
-  auto end = std::make_shared<std::promise<Failure>>();
-  std::future<Failure> failure = end->get_future();
-  if (!store.executor().Post([begin, end] { begin([end](const Failure& f) { end->set_value(f); }); })) {
+  auto end = std::make_shared<Handover<Failure>>();
+  if (!store.executor().Post([begin, end] { begin([end](const Failure& f) { end->Give(f); }); })) {
     return {.trouble = Trouble::kCancelled};
   }
-  return failure.get();
+  return end->Take();
 }
 
 }  // namespace

@@ -4,12 +4,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <future>
 #include <mutex>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
+#include "base/handover.h"
 #include "base/log.h"
 #include "chunk/frame.h"
 #include "s3/check.h"
@@ -762,7 +762,7 @@ Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
   if (!cursor.empty() && !Digest::FromHex(cursor)) return Fail(Code::kInvalid, "\"" + cursor + "\" is no cursor");
   if (!Begin()) return Fail(Code::kUnavailable, "s3: the tier is closed");
   struct State {
-    std::promise<Result<ScanPage>> end;
+    Handover<Result<ScanPage>> end;
     std::vector<std::optional<FrameInfo>> found;
     std::string next;
     size_t left = 1;
@@ -778,10 +778,9 @@ Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
     }
     Result<ScanPage> result = std::move(page);
     if (state->failure) result = tl::unexpected(s3::ToError(state->failure, "s3: list " + root_));
-    state->end.set_value(std::move(result));
+    state->end.Give(std::move(result));
     End();
   };
-  auto future = state->end.get_future();
   const bool posted = store_->executor().Post([this, state, one_less, deadline, cursor, limit] {
     s3::ObjectStore::ListRequest request{.prefix = root_, .limit = std::min(limit, kScanPageMax), .deadline = deadline};
     if (!cursor.empty()) request.start_after = KeyName(*Digest::FromHex(cursor));
@@ -806,7 +805,7 @@ Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
     });
   });
   if (!posted) one_less();
-  return future.get();
+  return state->end.Take();
 }
 
 TierStats S3Tier::stats() const {

@@ -8,7 +8,7 @@ namespace terrace::sim {
 
 using std::chrono::seconds;
 
-Plan::Plan(uint64_t seed, std::optional<bool> with_disk) : random(seed) {
+Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket) : random(seed), on_bucket(bucket) {
   const auto some = [&](double rate) { return random.OneIn(2) ? 0 : rate; };
   const auto every = [&](uint64_t low, uint64_t high) {
     return random.OneIn(2) ? seconds(0) : seconds(random.Between(low, high));
@@ -70,6 +70,11 @@ Plan::Plan(uint64_t seed, std::optional<bool> with_disk) : random(seed) {
   unmount = random.OneIn(3) ? every(15, 40) : seconds(0);
   stall = every(15, 40);
   sabotage = every(1, 15);
+
+  if (on_bucket) {
+    unmount = seconds(0);
+    honours_conditions = !rates.links_refused;
+  }
 
   Random disk(~seed);
   has_disk = with_disk.value_or(disk.OneIn(2));

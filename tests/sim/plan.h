@@ -15,7 +15,7 @@
 namespace terrace::sim {
 
 struct Plan {
-  Plan(uint64_t seed, std::optional<bool> with_disk);
+  Plan(uint64_t seed, std::optional<bool> with_disk, bool on_bucket);
   std::string Describe() const;
 
   Random random;
@@ -33,6 +33,9 @@ struct Plan {
   FaultRates rates;
   std::string tier_faults;  // For a FaultTier above the share; empty: none.
   double erase = 0;         // Chance a turn.
+  // Nodes share a bucket: what a mount alone does, does not happen.
+  bool on_bucket = false;
+  bool honours_conditions = true;
   // The local disk of each node. Its numbers come from a generator of their own.
   bool has_disk = false;
   uint64_t disk_bytes = 0;

@@ -13,10 +13,11 @@ namespace {
 
 int Usage() {
   std::fprintf(stderr,
-               "sim [--seed N | --seeds A-B] [--disk yes|no] [--steps N] [--log]\n"
+               "sim [--seed N | --seeds A-B] [--disk yes|no] [--share bucket] [--steps N] [--log]\n"
                "  --seed N     one run; prints its faults if it fails\n"
                "  --seeds A-B  a run for each, stops at the first that fails\n"
                "  --disk yes   nodes have a local disk, too (default: the seed decides)\n"
+               "  --share bucket  nodes share a bucket instead of a directory\n"
                "  --steps N    a run of more steps hangs (20000000)\n"
                "  --log        prints every step\n");
   return 2;
@@ -38,6 +39,8 @@ int main(int argc, char** argv) {
       last = std::strtoull(std::strchr(argv[i], '-') + 1, nullptr, 10);
     } else if (flag == "--disk" && i + 1 < argc) {
       options.with_disk = std::string(argv[++i]) == "yes";
+    } else if (flag == "--share" && i + 1 < argc) {
+      options.on_bucket = std::string(argv[++i]) == "bucket";
     } else if (flag == "--steps" && i + 1 < argc) {
       options.steps_max = std::strtoull(argv[++i], nullptr, 10);
     } else {

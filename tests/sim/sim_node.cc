@@ -3,9 +3,11 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "tests/sim/sim_object_store.h"
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/late_tier.h"
+#include "tier/s3_tier.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace::sim {
@@ -23,13 +25,14 @@ SimNode::SimNode(World& world, std::string name)
       name_(std::move(name)),
       born_(world.scheduler.Now()),
       clock_(world.scheduler),
+      bucket_rates_(world.plan.rates),
       view_(world.disk, world.scheduler, world.log, name_, world.plan.rates, world.plan.random.Fork()),
       executors_{.store = {world.scheduler, name_ + "-store", 1},
                  .load = {world.scheduler, name_ + "-load", world.plan.load_threads},
                  .save = {world.scheduler, name_ + "-save", 2},
                  .background = {world.scheduler, name_ + "-index", 1},
                  .faults = {world.scheduler, name_ + "-faults", 2}} {
-  if (world.calm) view_.Heal();
+  if (world.calm) Heal();
   std::vector<std::unique_ptr<Tier>> tiers;
   tiers.push_back(OpenShared());
   if (world.plan.has_disk) tiers.insert(tiers.begin(), OpenDisk());
@@ -42,7 +45,7 @@ SimNode::SimNode(World& world, std::string name)
   world.log.Event(name_, "begins");
 }
 
-std::unique_ptr<Tier> SimNode::OpenShared() {
+std::unique_ptr<Tier> SimNode::OpenDirectory() {
   SharedFsOptions options;
   options.directory = SimFileIo::kRoot;
   options.open_lazily = true;
@@ -58,7 +61,26 @@ std::unique_ptr<Tier> SimNode::OpenShared() {
                                          .load = &executors_.load,
                                          .save = &executors_.save,
                                          .background = &executors_.background});
-  std::unique_ptr<Tier> shared = std::move(tier).value();
+  return std::move(tier).value();
+}
+
+std::unique_ptr<Tier> SimNode::OpenBucket() {
+  S3TierOptions options;
+  options.load_queue_items_max = world_.plan.load_queue_items;
+  options.save_queue_items_max = world_.plan.save_queue_items;
+  options.list_interval = kListInterval;
+  const auto open = [this, options] {
+    return OpenS3Tier(
+        std::make_unique<SimObjectStore>(world_.disk, view_, world_.scheduler, world_.log, name_, bucket_rates_,
+                                         world_.plan.honours_conditions, world_.plan.random.Fork()),
+        options, {.clock = clock_, .metrics = metrics_});
+  };
+  return std::make_unique<LateTier>(S3TierInfo(world_.plan.load_threads), open, std::chrono::seconds(1),
+                                    executors_.background, clock_);
+}
+
+std::unique_ptr<Tier> SimNode::OpenShared() {
+  std::unique_ptr<Tier> shared = world_.plan.on_bucket ? OpenBucket() : OpenDirectory();
   if (world_.break_tier) shared = world_.break_tier(std::move(shared));
   auto probe = std::make_unique<ProbeTier>(
       std::move(shared), name_, world_.oracle,
@@ -142,6 +164,7 @@ void SimNode::Die() {
 
 void SimNode::Heal() {
   view_.Heal();
+  bucket_rates_ = {};
   if (!local_view_) return;
   local_view_->Heal();
   disk_io_->Heal();

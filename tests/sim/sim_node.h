@@ -27,7 +27,7 @@ namespace terrace::sim {
 // What all nodes stand on.
 struct World {
   explicit World(const RunOptions& options)
-      : plan(options.seed, options.with_disk),
+      : plan(options.seed, options.with_disk, options.on_bucket),
         break_tier(options.break_tier),
         break_disk(options.break_disk),
         scheduler({.seed = plan.random.Next(), .preempt_one_in = plan.preempt_one_in, .steps_max = options.steps_max}),
@@ -56,6 +56,8 @@ struct World {
 inline constexpr std::chrono::seconds kStaleAge{900};
 // Of a node's scans: what nobody told of is found by the next one.
 inline constexpr std::chrono::seconds kScanInterval{30};
+// Of a bucket: others hear of a frame by it, if nobody asks for it before.
+inline constexpr std::chrono::seconds kListInterval{1};
 
 class SimNode {
  public:
@@ -99,7 +101,9 @@ class SimNode {
   };
   std::vector<SimExecutor*> executors();
   // A tier to be simulated is one function like these and a line in the constructor.
-  std::unique_ptr<Tier> OpenShared();
+  std::unique_ptr<Tier> OpenShared();  // A directory or a bucket.
+  std::unique_ptr<Tier> OpenDirectory();
+  std::unique_ptr<Tier> OpenBucket();
   std::unique_ptr<Tier> OpenDisk();
 
   World& world_;
@@ -107,6 +111,7 @@ class SimNode {
   const TimePoint born_;
   SimClock clock_;
   Metrics metrics_;
+  FaultRates bucket_rates_;  // What the way to a bucket does besides.
   SimFileIo view_;
   Executors executors_;
   // With a disk.

@@ -10,6 +10,9 @@
 //   - the server unreachable or down for 20 s, hard mount or soft; a share that is unmounted; a node that is stopped;
 //   - the death of a node within any operation, its unsynced bytes gone; a clean restart;
 //   - nodes that save, erase and set aside the same chunks at the same time;
+//   - where they share a bucket: calls that fail, are late, take place after their deadline or have their answer lost,
+//     bodies that break off and come again, conditions that the server does not honour, a bucket that is not there at
+//     the start;
 //   - on a node's own disk: EIO, torn writes, syncs that fail, a disk that others fill, a cap that is lowered, the
 //     death of its process; and the loss of its power, which takes what was not synced, some pages by half.
 // Must be survived without a wrong answer or a hang, though frames are lost to it:
@@ -17,6 +20,7 @@
 //   - bits that rot, on the share and on the disks, and a peer gone mad that writes anything under any name, false
 //     news included;
 //   - a right frame written in the moment in which another node takes the damaged one at its place away.
+// Not simulated: the S3 client itself, whose unit tests have a server that misbehaves, and the bounds of shared tiers.
 // Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives stale
 // listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
 #include <gmock/gmock.h>
@@ -44,6 +48,7 @@ constexpr uint64_t kSeeds = 60;  // Each takes ten times as long.
 #else
 constexpr uint64_t kSeeds = 200;
 #endif
+constexpr uint64_t kBucketSeeds = kSeeds / 3;
 constexpr size_t kLogLinesMax = 400;
 
 std::string Explain(uint64_t seed, const RunReport& report) {
@@ -72,6 +77,24 @@ TEST(Simulation, SeedsHold) {
   EXPECT_GT(sum.hits_ram, 100 * kSeeds);
   EXPECT_GT(sum.hits_below, 50 * kSeeds);
   EXPECT_GT(sum.saves_written, 10 * kSeeds);
+}
+
+// Nodes on a bucket, by the same chaos and the same proof.
+TEST(Simulation, SeedsHoldOnABucket) {
+  RunReport sum;
+  for (uint64_t seed = 1; seed <= kBucketSeeds; ++seed) {
+    const RunReport report = RunSeed({.seed = seed, .on_bucket = true});
+    ASSERT_TRUE(report.ok) << "--share bucket, " << Explain(seed, report);
+    sum.faults += report.faults;
+    sum.deaths += report.deaths;
+    sum.hits_below += report.hits_below;
+    sum.saves_written += report.saves_written;
+  }
+  EXPECT_GT(sum.faults, 10 * kBucketSeeds);
+  EXPECT_GT(sum.deaths, kBucketSeeds / 2);
+  EXPECT_GT(sum.hits_below, 50 * kBucketSeeds);
+  EXPECT_GT(sum.saves_written, 10 * kBucketSeeds);
+  EXPECT_EQ(RunSeed({.seed = 7, .on_bucket = true}).digest, RunSeed({.seed = 7, .on_bucket = true}).digest);
 }
 
 TEST(Simulation, TheSameSeedGivesTheSameLog) {
@@ -234,6 +257,16 @@ class ErasesOthersFrames final : public ForwardingTier {
 };
 TEST(SimulationSees, ARightFrameTakenAway) {
   EXPECT_THAT(WhatIsFound<ErasesOthersFrames>(), testing::HasSubstr("removes a right frame that nobody erased"));
+}
+
+TEST(SimulationSees, WhatGoesWrongOnABucket) {
+  const auto found = [](auto break_tier) {
+    return RunSeed({.seed = 1, .with_disk = false, .on_bucket = true, .break_tier = break_tier}).failure;
+  };
+  EXPECT_THAT(found([](std::unique_ptr<Tier> tier) { return std::make_unique<DeliversWrongBytes>(std::move(tier)); }),
+              testing::HasSubstr("delivers wrong bytes"));
+  EXPECT_THAT(found([](std::unique_ptr<Tier> tier) { return std::make_unique<ErasesOthersFrames>(std::move(tier)); }),
+              testing::HasSubstr("removes a right frame that nobody erased"));
 }
 
 class BlocksItsCaller final : public ForwardingTier {

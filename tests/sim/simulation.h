@@ -18,6 +18,7 @@ struct RunOptions {
   uint64_t steps_max = 20'000'000;  // Of the scheduler; beyond, the run hangs.
   bool log_all = false;             // Every step, not only faults and events.
   std::optional<bool> with_disk;    // Nodes have a local disk, too. Not said: the seed decides.
+  bool on_bucket = false;           // They share a bucket instead of a directory.
   // Put a fault that nobody may have into the shared tier, or into the disk, to see that it is seen.
   std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
 };
