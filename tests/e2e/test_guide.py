@@ -171,7 +171,7 @@ class Stack:
     def _serve(self, number: int, seed: str) -> Server:
         arguments = ["serve", "--model", self.model, "--served-name", MODEL]
         # A busy machine may load more slowly than it computes, and then compute: not the matter here.
-        environment = {**self.environment(seed), "TERRACE_LOAD_DEADLINE": "30s"}
+        environment = {**self.environment(seed), "TERRACE_LOAD_DEADLINE": "30s", "TERRACE_LOG_LEVEL": "debug"}
         return self._start(f"instance-{number}", arguments, environment, within=self.sample.within)
 
     def close(self) -> None:
