@@ -12,6 +12,8 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -37,7 +39,8 @@ constexpr int kUserMustMend = 2;
 constexpr uint64_t kFrameMin = 1 << 20, kFrameMax = 256 << 20;
 constexpr std::chrono::seconds kTierMax{120};  // Beside the time of the measurements.
 
-std::atomic<bool> stop{false};
+std::atomic<bool> stop{false};   // A signal came.
+std::atomic<bool> hangs{false};  // A thread is left behind.
 
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "terrace doctor: %s\n", why.c_str());
@@ -113,7 +116,7 @@ std::optional<Bandwidth> WithDeadline(std::chrono::milliseconds limit, Work work
   std::future<Bandwidth> result = end->get_future();
   auto thread = std::make_unique<std::thread>([end, work = std::move(work)] { end->set_value(work()); });
   if (result.wait_for(limit) != std::future_status::ready) {
-    stop.store(true);
+    hangs.store(true);
     [[maybe_unused]] const std::thread* left = thread.release();
     return std::nullopt;
   }
@@ -121,15 +124,29 @@ std::optional<Bandwidth> WithDeadline(std::chrono::milliseconds limit, Work work
   return result.get();
 }
 
+// "flags, TERRACE_*, node.yaml": where values that are no defaults come from.
+std::string Sources(const config::Values& values) {
+  std::set<std::string> sources;
+  std::istringstream dump(values.Dump());
+  for (std::string line; std::getline(dump, line);) {  // name = value   (file node.yaml:3)
+    const size_t at = line.rfind("   (");
+    if (at == std::string::npos) continue;
+    const std::string origin = line.substr(at + 4);
+    if (origin.starts_with("flag ")) sources.insert("flags");
+    if (origin.starts_with("env ")) sources.insert("the environment");
+    if (origin.starts_with("file ")) sources.insert(origin.substr(5, origin.find(':') - 5));
+  }
+  std::string text;
+  for (const std::string& source : sources) text += (text.empty() ? "" : ", ") + source;
+  return text.empty() ? "defaults only" : text;
+}
+
 void CheckConfiguration(const settings::Loaded& loaded, const Asked& asked, Report& report) {
-  std::string from = loaded.lmcache_file.empty() ? "" : "; LMCache's " + loaded.lmcache_file;
-  if (const std::string& own = loaded.parsed.values.Text("config"); !own.empty()) from += "; file " + own;
-  report.Add(
-      {"config.valid",
-       Severity::kOk,
-       "it can be read" + (from.empty() ? "; no file" : from) + " (--print-config shows each value and its origin)",
-       "",
-       {}});
+  report.Add({"config.valid",
+              Severity::kOk,
+              "it can be read: " + Sources(loaded.parsed.values) + " (--print-config shows each value and its origin)",
+              "",
+              {}});
   for (const std::string& note : loaded.notes) report.Add({"config.lmcache", Severity::kOk, note, "", {}});
   if (loaded.secret_readable) {
     report.Add({"config.secret",
@@ -289,7 +306,7 @@ int RunDoctor(const std::vector<std::string>& args) {
   std::fputs(asked->json ? report.Json().c_str() : (report.Summary() + "\n").c_str(), stdout);
   std::fflush(stdout);
   const int code = report.Has(Severity::kProblem) ? 1 : 0;
-  if (stop) _exit(code);  // Not waiting for a thread that may never end.
+  if (hangs) _exit(code);  // Not waiting for a thread that may never end.
   return code;
 }
 

@@ -152,7 +152,8 @@ TEST_F(ModelSizeTest, ReadsConfigsOfHuggingFace) {
       "num_attention_heads": 128, "num_key_value_heads": 128, "torch_dtype": "bfloat16"})");
   EXPECT_EQ(size->bytes_per_token, 61u * 576 * 2);
   size = OfConfig(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 4,
-      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024, "dtype": "float32"}})");
+      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024,
+      "dtype": "float32"}})");
   EXPECT_EQ(size->bytes_per_token, 4u * 4 * 2 * 256 * 4);
   EXPECT_EQ(size->notes.size(), 1u);
   size = OfConfig(R"({"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
