@@ -9,12 +9,12 @@
 
 #include "base/config.h"
 #include "base/environment.h"
+#include "doctor/doctor.h"
 #ifdef TERRACE_WITH_ENGINE
 #include "engine/serve.h"
 #endif
 #include "router/options.h"
 #include "router/router.h"
-#include "settings/instance.h"
 #include "terrace/version.h"
 
 namespace terrace {
@@ -31,6 +31,7 @@ constexpr std::array kVerbs = {
     Verb{"serve", RunServe, "serve a GGUF model over OpenAI's API, its KV in tiers"},
 #endif
     Verb{"router", RunRouter, "one OpenAI-compatible entry to several instances"},
+    Verb{"doctor", RunDoctor, "checks machine, configuration and storage, and that instances share"},
 };
 
 // TERRACE_* that scripts and tests of ours read.
@@ -38,9 +39,10 @@ const std::vector<std::string> kOthersVariables = {
     "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE",          "TERRACE_KILL_ROUNDS",
     "TERRACE_KILL_SEED", "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
 
-// The verbs share one environment: a variable of one is no mistake for another, in this build or not.
+// The verbs share one environment: a variable of one is no mistake for another, in this build or not. The doctor has
+// all options of serve.
 Result<void> CheckEnvironment() {
-  const std::vector<config::Schema> schemas = {{.options = settings::InstanceOptions()}, router::Schema()};
+  const std::vector<config::Schema> schemas = {doctor::Schema(), router::Schema()};
   return config::CheckVariables(config::VariablesOfThisProcess(), schemas, kOthersVariables);
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/config.h"
+#include "doctor/doctor.h"
 #include "router/options.h"
 #include "settings/instance.h"
 
@@ -27,7 +28,7 @@ config::Schema Serve() { return {.program = "terrace serve", .options = settings
 
 TEST(Reference, ThePageHasEveryOptionOfEveryProgram) {
   std::string page = Page();
-  const config::Schema schemas[] = {Serve(), router::Schema()};
+  const config::Schema schemas[] = {Serve(), router::Schema(), doctor::Schema()};
   const size_t begin = page.find("\n## ");
   ASSERT_NE(begin, std::string::npos) << kPath;
   std::string tables;
