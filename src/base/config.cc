@@ -389,6 +389,12 @@ bool Values::IsSet(std::string_view name) const {
 
 bool Values::IsGiven(std::string_view name) const { return Find(name).origin != Origin::kDefault; }
 
+std::optional<std::string> Values::Written(std::string_view name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || found->second.option.type == Type::kSecret || !IsSet(name)) return std::nullopt;
+  return found->second.value;
+}
+
 std::string Values::Place(std::string_view name) const {
   const Entry& entry = Find(name);
   if (entry.origin == Origin::kDefault) return "--" + entry.option.name;

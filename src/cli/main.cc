@@ -13,6 +13,7 @@
 #ifdef TERRACE_WITH_ENGINE
 #include "engine/serve.h"
 #endif
+#include "node/node.h"
 #include "router/options.h"
 #include "router/router.h"
 #include "terrace/version.h"
@@ -30,19 +31,20 @@ constexpr std::array kVerbs = {
 #ifdef TERRACE_WITH_ENGINE
     Verb{"serve", RunServe, "serve a GGUF model over OpenAI's API, its KV in tiers"},
 #endif
+    Verb{"node", RunNode, "keep KV for all engines of this host"},
     Verb{"router", RunRouter, "one OpenAI-compatible entry to several instances"},
     Verb{"doctor", RunDoctor, "checks machine, configuration and storage, and that instances share"},
 };
 
 // TERRACE_* that scripts and tests of ours read.
 const std::vector<std::string> kOthersVariables = {
-    "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE",          "TERRACE_KILL_ROUNDS",
-    "TERRACE_KILL_SEED", "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
+    "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE", "TERRACE_CONFIG_FILE",    "TERRACE_KILL_ROUNDS",
+    "TERRACE_KILL_SEED", "TERRACE_NODE",  "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
 
 // The verbs share one environment: a variable of one is no mistake for another, in this build or not. The doctor has
 // all options of serve.
 Result<void> CheckEnvironment() {
-  const std::vector<config::Schema> schemas = {doctor::Schema(), router::Schema()};
+  const std::vector<config::Schema> schemas = {doctor::Schema(), node::Schema(), router::Schema()};
   return config::CheckVariables(config::VariablesOfThisProcess(), schemas, kOthersVariables);
 }
 

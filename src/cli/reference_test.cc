@@ -11,6 +11,7 @@
 
 #include "base/config.h"
 #include "doctor/doctor.h"
+#include "node/node.h"
 #include "router/options.h"
 #include "settings/instance.h"
 
@@ -28,7 +29,7 @@ config::Schema Serve() { return {.program = "terrace serve", .options = settings
 
 TEST(Reference, ThePageHasEveryOptionOfEveryProgram) {
   std::string page = Page();
-  const config::Schema schemas[] = {Serve(), router::Schema(), doctor::Schema()};
+  const config::Schema schemas[] = {Serve(), node::Schema(), router::Schema(), doctor::Schema()};
   const size_t begin = page.find("\n## ");
   ASSERT_NE(begin, std::string::npos) << kPath;
   std::string tables;

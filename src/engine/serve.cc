@@ -33,14 +33,11 @@
 #include "http/server.h"
 #include "io/file_io.h"
 #include "settings/instance.h"
+#include "settings/open_tiers.h"
 #include "terrace/metrics.h"
 #include "terrace/store.h"
 #include "terrace/version.h"
-#include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
-#include "tier/guard_tier.h"
-#include "tier/late_tier.h"
-#include "tier/s3_tier.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -60,8 +57,6 @@ constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut betwee
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
-constexpr milliseconds kDiskRetry{1'000};
-constexpr milliseconds kS3Retry{5'000};
 // A file that is hashed faster than this is known before the port opens, so that the first request is cached already.
 constexpr milliseconds kWeightsWait{5'000};
 
@@ -155,8 +150,7 @@ struct ServeOptions {
   engine::EngineOptions engine;
   StoreOptions store;
   settings::Tiers tiers;
-  FaultSpec fault;
-  bool has_fault = false;
+  std::optional<FaultSpec> fault;
   http::Options http;
   std::string api_key;
 };
@@ -212,8 +206,7 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.tiers = *std::move(tiers);
   options.store.ram_bytes_max = options.tiers.ram_bytes_max;
 
-  options.has_fault = values.IsSet("fault");
-  if (options.has_fault) {
+  if (values.IsSet("fault")) {
     Result<FaultSpec> fault = FaultSpec::Parse(values.Text("fault"));
     if (!fault) return Fail(fault.error(), "--fault");
     if (options.tiers.shared.directory.empty() && !options.tiers.s3) {
@@ -245,58 +238,6 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
     options.engine.engine_kv_tokens = *kept;
   }
   return {};
-}
-
-Error DegradedIsAllowed(Error error) {
-  error.what += "; or start without it for now: --allow-degraded";
-  return error;
-}
-
-// Refuses what can't be opened; with --allow-degraded it is joined when it can. `flag` names it.
-Result<std::unique_ptr<Tier>> OpenOrJoin(const char* flag, TierInfo info, const LateTier::Opener& open,
-                                         milliseconds retry, bool allow_degraded, Executor& timers,
-                                         const Clock& clock) {
-  if (allow_degraded) return std::make_unique<LateTier>(std::move(info), open, retry, timers, clock);
-  Result<std::unique_ptr<Tier>> tier = open();
-  if (!tier) return Fail(DegradedIsAllowed(tier.error()), flag);
-  return tier;
-}
-
-// `timers` has a thread more than there are tiers: see GuardTier.
-Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const ServeOptions& options, const SharedFsDeps& deps,
-                                                     Executor& timers) {
-  std::vector<std::unique_ptr<Tier>> tiers;
-  const auto guard = [&](std::unique_ptr<Tier> tier) {
-    tiers.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
-  };
-  if (!options.tiers.disk.directory.empty()) {
-    const auto open = [disk = options.tiers.disk, deps] {
-      return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
-    };
-    Result<std::unique_ptr<Tier>> disk =
-        OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, options.tiers.allow_degraded, timers, deps.clock);
-    if (!disk) return tl::unexpected(disk.error());
-    guard(*std::move(disk));
-  }
-  const auto guard_shared = [&](std::unique_ptr<Tier> tier) {
-    if (options.has_fault) tier = std::make_unique<FaultTier>(std::move(tier), options.fault, timers);
-    guard(std::move(tier));
-  };
-  if (!options.tiers.shared.directory.empty()) {
-    Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(options.tiers.shared, deps);
-    if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
-    guard_shared(*std::move(shared));
-  }
-  if (options.tiers.s3) {
-    const auto open = [client = *options.tiers.s3, bucket = options.tiers.bucket, deps] {
-      return OpenS3Tier(client, bucket, {.clock = deps.clock, .metrics = deps.metrics});
-    };
-    Result<std::unique_ptr<Tier>> s3 = OpenOrJoin("--s3-bucket", S3TierInfo(options.tiers.s3->parallel_max), open,
-                                                  kS3Retry, options.tiers.allow_degraded, timers, deps.clock);
-    if (!s3) return tl::unexpected(s3.error());
-    guard_shared(*std::move(s3));
-  }
-  return tiers;
 }
 
 Result<void> CapsHoldAChunk(const ServeOptions& options, const Store& store, const ModelThread& thread, FileIo& io) {
@@ -363,8 +304,9 @@ int Serve(const config::Values& values, ServeOptions options) {
   Metrics metrics;
   const SystemClock clock;
   const std::unique_ptr<FileIo> io = RealFileIo();
-  ThreadPool timers("terrace-timers", 4);  // One more than there may be tiers below RAM.
-  auto tiers = OpenTiers(options, {.io = *io, .clock = clock, .metrics = metrics}, timers);
+  ThreadPool timers("terrace-timers", settings::kTimerThreads);
+  auto tiers =
+      settings::OpenTiers(options.tiers, options.fault, {.io = *io, .clock = clock, .metrics = metrics}, timers);
   if (!tiers) return Refuse(tiers.error().what);
   Result<std::unique_ptr<Store>> store = OpenStore(options.store, std::move(*tiers), metrics);
   if (!store) return Refuse(store.error().what);

@@ -1,6 +1,7 @@
 #include "settings/instance.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 
@@ -154,6 +155,16 @@ std::vector<config::Option> InstanceOptions() {
   const std::vector<config::Option> s3 = s3::Options();
   const auto after_disk = std::ranges::find(options, "chunk", &config::Option::name);
   options.insert(after_disk, s3.begin(), s3.end());
+  return options;
+}
+
+std::vector<config::Option> TierOptions() {
+  constexpr std::array kTierOptions = {"ram",        "shared", "shared-size", "shared-free-min",
+                                       "shared-ttl", "disk",   "disk-size",   "allow-degraded"};
+  std::vector<config::Option> options = InstanceOptions();
+  std::erase_if(options, [&](const config::Option& option) {
+    return std::ranges::find(kTierOptions, option.name) == kTierOptions.end() && !option.name.starts_with("s3-");
+  });
   return options;
 }
 

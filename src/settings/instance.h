@@ -19,6 +19,9 @@ namespace terrace::settings {
 // All options of `terrace serve`. Another program may add its own, and need none of these.
 std::vector<config::Option> InstanceOptions();
 
+// Those of them that say where KV is kept.
+std::vector<config::Option> TierOptions();
+
 struct Loaded {
   config::Parsed parsed;           // With `help`, nothing else is there.
   std::vector<std::string> notes;  // Of LMCache's configuration, a line each: what a key means here, what is left out.

@@ -11,7 +11,7 @@ PROGRAM = os.environ.get("TERRACE_BIN", str(ROOT / "build/release/src/cli/terrac
 
 def test_the_reference_page_prints_what_the_program_says():
     page = (ROOT / "docs/reference/cli.md").read_text()
-    for verb in ([], ["serve"], ["router"], ["doctor"]):
+    for verb in ([], ["serve"], ["node"], ["router"], ["doctor"]):
         said = subprocess.run([PROGRAM, *verb, "--help"], capture_output=True, text=True, check=True).stdout
         assert f"```\n{said}```\n" in page, f"terrace {' '.join(verb)} --help: copy it into docs/reference/cli.md"
 

@@ -1,0 +1,74 @@
+#include "terrace/client.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "client/host.h"
+#include "client/local_client.h"
+#include "client/node_client.h"
+#include "settings/instance.h"
+
+namespace terrace {
+namespace {
+
+// What a client is told, in the engine's process. Not only tiers: what LMCache's configuration can say has its place.
+config::Schema ClientSchema() {
+  constexpr std::array kForEngines = {"chunk", "save-decode-cache", "load-deadline", "lmcache-unknown"};
+  config::Schema schema{.program = "client", .options = settings::TierOptions()};
+  for (const config::Option& option : settings::InstanceOptions()) {
+    if (std::ranges::find(kForEngines, option.name) != kForEngines.end()) schema.options.push_back(option);
+  }
+  schema.options.push_back(
+      {.name = "node", .type = config::Type::kText, .help = "socket of the node that keeps KV", .metavar = "PATH"});
+  return schema;
+}
+
+std::vector<std::string> AsFlags(const ClientOptions& options) {
+  std::vector<std::string> flags;
+  if (const auto file = config::ProcessEnvironment("TERRACE_CONFIG_FILE")) flags.push_back("--config=" + *file);
+  for (auto [name, value] : options.settings) {
+    std::ranges::replace(name, '_', '-');
+    flags.push_back("--" + name + "=" + value);
+  }
+  if (!options.node.empty()) flags.push_back("--node=" + options.node);
+  return flags;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Host>> OpenHost(const settings::Tiers& tiers, const StoreOptions& options) {
+  auto host = std::make_unique<Host>();
+  auto opened = settings::OpenTiers(tiers, std::nullopt,
+                                    {.io = *host->io, .clock = host->clock, .metrics = host->metrics}, host->timers);
+  if (!opened) return tl::unexpected(opened.error());
+  Result<std::unique_ptr<Store>> store = OpenStore(options, *std::move(opened), host->metrics);
+  if (!store) return tl::unexpected(store.error());
+  host->store = *std::move(store);
+  return host;
+}
+
+Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options) {
+  const Result<settings::Loaded> loaded = settings::Load(ClientSchema(), AsFlags(options));
+  if (!loaded) return Fail(loaded.error(), "client");
+  if (loaded->secret_readable) {
+    log::Warn("config_secret_readable", {{"file", loaded->lmcache_file},
+                                         {"option", "aws_secret_access_key"},
+                                         {"remedy", "chmod 600 " + loaded->lmcache_file}});
+  }
+  for (const std::string& note : loaded->notes) log::Info("client_note", {{"note", note}});
+  const config::Values& values = loaded->parsed.values;
+  const LocalOptions local{.copy_threads = options.copy_threads,
+                           .calls_max = options.calls_max,
+                           .setting = [values](std::string_view name) { return values.Written(name); }};
+  if (values.IsSet("node")) return NewNodeClient(local, values.Text("node"));
+  Result<settings::Tiers> tiers = settings::ReadTiers(values);
+  if (!tiers) return Fail(tiers.error(), "client");
+  Result<std::unique_ptr<Host>> opened = OpenHost(*tiers, {.ram_bytes_max = tiers->ram_bytes_max});
+  if (!opened) return Fail(opened.error(), "client");
+  const std::shared_ptr<Host> host = *std::move(opened);
+  return NewLocalClient(local, *host->store, host);
+}
+
+}  // namespace terrace
