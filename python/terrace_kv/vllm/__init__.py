@@ -5,6 +5,9 @@ connector is asked for.
 """
 
 import contextlib
+import time
+
+BEGAN = time.time()  # vLLM loads its plugins first, its weights later.
 
 
 def register() -> None:

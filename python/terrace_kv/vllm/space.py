@@ -1,5 +1,6 @@
 """What must be equal for two vLLM servers to share KV (docs/internals/keys.md has the fields)."""
 
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -7,16 +8,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 import terrace_kv
 
+from . import BEGAN
 from .content import WEIGHTS, Contents
 from .engine import VERSION, current_platform, init_logger
 
 logger = init_logger("vllm.terrace")
 
+# Weights that are hashed faster than this are known before the server takes requests, so that the first one is cached.
+WEIGHTS_WAIT_S = 5.0
 STATE_VERSION = 1  # Of the payload: what src/pages.h describes.
 # Formats in which the weights are the files of the model's folder. Others (dummy, streams) are not cached.
 LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors")
@@ -97,8 +100,12 @@ class Spaces:
             "attention": f"full, model settings {digest}",
             "chunk_tokens": chunk_tokens,
         }
-        started = psutil.Process().create_time()
-        self._weights = self._contents.start(model_folder(model), WEIGHTS, unchanged_since=started)
+        self._weights = self._contents.start(model_folder(model), WEIGHTS, unchanged_since=BEGAN)
+        self.wait(WEIGHTS_WAIT_S)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the weights' digest is known by then, or known not to be."""
+        return not concurrent.futures.wait([self._weights], timeout_s).not_done
 
     def id(self, salt: str, lora: Any) -> bytes | None:
         """Never waits. None while a digest is not known, or if there is none."""
