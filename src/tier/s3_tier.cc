@@ -134,7 +134,6 @@ class S3Tier final : public Tier {
   // The store's thread alone.
   std::unordered_map<Digest, std::deque<Task>, DigestHash> locked_;  // What waits for the key.
   std::unordered_map<Digest, size_t, DigestHash> erasing_;           // Erases that have not ended.
-  size_t loading_ = 0;                                               // Loads that have calls on their way.
   std::unique_ptr<S3Collector> collector_;                           // Null: there are no bounds.
   struct {
     bool running = false;
@@ -301,10 +300,10 @@ void S3Tier::StartLoad(const LoadingPtr& loading) {
     return SettleLoad(loading, Miss(Reason::kNotFound));
   }
   loading->believed = belief != S3Index::Belief::kUnknown;
-  // Ranges make one load quicker while there are calls to spare, and cost requests when there are none.
-  ++loading_;
+  // Ranges make a load quicker while there are calls to spare: half of them, shared by all loads. They cost a server
+  // more than whole objects, so many loads at once have none.
   const uint64_t bytes = loading->item.into.size();
-  const size_t spare = std::max<size_t>(1, store_->parallel() / loading_);
+  const size_t spare = std::max<size_t>(1, store_->parallel() / 2 / loads_.load(std::memory_order_relaxed));
   ReadFrame(loading, std::clamp<size_t>(bytes / options_.range_bytes_min, 1, spare));
 }
 
@@ -393,7 +392,6 @@ void S3Tier::FrameEnded(const LoadingPtr& loading) {
 }
 
 void S3Tier::SettleLoad(const LoadingPtr& loading, LoadResult result) {
-  if (loading->frame) --loading_;
   if (result.reason == Reason::kCancelled) abandoned_.fetch_add(1, std::memory_order_relaxed);
   loading->frame.reset();
   loading->item.owner.reset();
