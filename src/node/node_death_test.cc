@@ -1,0 +1,195 @@
+// Would catch: an engine that waits for a node that is dead or stopped, gets bytes that were never saved, or does not
+// find the node again. The node is a process of its own, this program anew, and is killed with -9 at any moment.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "base/hash.h"
+#include "client/host.h"
+#include "client/node_client.h"
+#include "node/server.h"
+
+namespace terrace {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint64_t kChunkBytes = 2 << 20;
+constexpr size_t kChunks = 8;
+const char* program = nullptr;
+
+TimePoint Now() { return std::chrono::steady_clock::now(); }
+TimePoint Soon() { return Now() + 60s; }  // A failure, not a measure.
+
+int BeNode(const char* socket) {
+  Result<std::unique_ptr<Host>> host = OpenHost({.ram_bytes_max = 64 << 20}, {.ram_bytes_max = 64 << 20});
+  Result<Fd> listener = ListenAt(socket);
+  if (!host || !listener) return 1;
+  auto server =
+      NodeServer::Start({.segments_bytes_max = 32 << 20}, *std::move(listener), *(*host)->store, (*host)->metrics);
+  if (!server) return 1;
+  for (;;) pause();
+}
+
+FrameInfo InfoOf(size_t i) {
+  const auto key = [](size_t n) { return Sha256Of("chunk " + std::to_string(n)); };
+  FrameInfo info;
+  info.space = Sha256Of("space");
+  info.key = key(i);
+  info.parent = i == 0 ? info.space : key(i - 1);
+  info.payload_bytes = kChunkBytes;
+  return info;
+}
+std::byte ByteOf(size_t i) { return static_cast<std::byte>(i + 1); }
+
+class NodeDeath : public testing::Test {
+ protected:
+  ~NodeDeath() override {
+    client.reset();
+    Kill();
+    unlink(socket.c_str());
+  }
+  void Spawn() {
+    std::string name = program;
+    std::string flag = "--be-node";
+    std::string path = socket;
+    char* argv[] = {name.data(), flag.data(), path.data(), nullptr};
+    ASSERT_EQ(posix_spawn(&node, program, nullptr, nullptr, argv, environ), 0);
+  }
+  void Kill() {
+    if (node <= 0) return;
+    kill(node, SIGKILL);
+    waitpid(node, nullptr, 0);
+    node = 0;
+  }
+  void Join() {
+    const TimePoint deadline = Soon();
+    while (!client->connected()) {
+      ASSERT_LT(Now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+  void Part() {
+    const TimePoint deadline = Soon();
+    while (client->connected()) {
+      ASSERT_LT(Now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+  std::shared_ptr<CallOf<SavedChunk>> Save() {
+    auto bytes = std::make_shared<std::vector<std::vector<std::byte>>>();
+    std::vector<SaveChunk> chunks;
+    for (size_t i = 0; i < kChunks; ++i) bytes->emplace_back(kChunkBytes, ByteOf(i));
+    for (size_t i = 0; i < kChunks; ++i) chunks.push_back({InfoOf(i), {(*bytes)[i]}});
+    return client->Save(std::move(chunks), bytes);
+  }
+  LoadRequest Request() {
+    LoadRequest request{.space = InfoOf(0).space, .payload_bytes = kChunkBytes, .deadline = Soon()};
+    for (size_t i = 0; i < kChunks; ++i) request.keys.push_back(InfoOf(i).key);
+    return request;
+  }
+  std::shared_ptr<CallOf<LoadedChunk>> Load() {
+    LoadRequest request = Request();
+    buffers = std::make_shared<std::vector<std::byte>>(kChunks * kChunkBytes);
+    for (size_t i = 0; i < kChunks; ++i)
+      request.into.push_back({std::span(*buffers).subspan(i * kChunkBytes, kChunkBytes)});
+    request.owner = buffers;
+    return client->Load(std::move(request));
+  }
+  // Every item is settled, and what is a hit is right. Returns the hits.
+  size_t Check(const CallOf<LoadedChunk>& call) {
+    EXPECT_TRUE(call.Wait(Soon()));
+    size_t hits = 0;
+    for (size_t i = 0; i < kChunks && call.done(); ++i) {
+      if (call.Poll(i)->outcome != Outcome::kHit) continue;
+      ++hits;
+      const auto bytes = std::span(*buffers).subspan(i * kChunkBytes, kChunkBytes);
+      EXPECT_TRUE(std::ranges::all_of(bytes, [&](std::byte b) { return b == ByteOf(i); })) << i;
+    }
+    return hits;
+  }
+
+  const std::string socket = testing::TempDir() + "/terrace-death-" + std::to_string(getpid()) + ".sock";
+  pid_t node = 0;
+  std::shared_ptr<std::vector<std::byte>> buffers;
+  std::unique_ptr<Client> client = NewNodeClient({}, socket);
+};
+
+TEST_F(NodeDeath, KilledAtAnyMomentItCostsHitsAndIsJoinedAgain) {
+  std::mt19937 random(20261129);
+  for (int round = 0; round < 6; ++round) {
+    Spawn();
+    Join();
+    const auto saved = Save();
+    if (round % 2 == 0) {
+      ASSERT_TRUE(saved->Wait(Soon()));
+    }
+    const auto loaded = Load();
+    const TimePoint until = Now() + std::chrono::microseconds(random() % 6000);
+    while (Now() < until) std::this_thread::yield();
+    Kill();
+    ASSERT_TRUE(saved->Wait(Soon()));
+    Check(*loaded);
+    Part();
+    const auto without = client->Lookup(Request().keys);
+    ASSERT_TRUE(without->done()) << "at once";
+    EXPECT_EQ(without->Poll(0)->miss_reason, Reason::kUnavailable);
+    EXPECT_EQ(Check(*Load()), 0u);
+  }
+  Spawn();
+  Join();
+  ASSERT_TRUE(Save()->Wait(Soon()));
+  EXPECT_EQ(Check(*Load()), kChunks);
+}
+
+TEST_F(NodeDeath, LeasedBytesOutliveTheNode) {
+  Spawn();
+  Join();
+  ASSERT_TRUE(Save()->Wait(Soon()));
+  const auto leased = client->Lease(Request());
+  ASSERT_TRUE(leased->Wait(Soon()));
+  Kill();
+  Part();
+  Spawn();
+  Join();
+  ASSERT_TRUE(Save()->Wait(Soon()));
+  for (size_t i = 0; i < kChunks; ++i) {
+    ASSERT_EQ(leased->Poll(i)->outcome, Outcome::kHit);
+    EXPECT_TRUE(std::ranges::all_of(leased->Poll(i)->lease.bytes, [&](std::byte b) { return b == ByteOf(i); })) << i;
+  }
+}
+
+TEST_F(NodeDeath, AStoppedNodeIsAMissAtTheDeadline) {
+  Spawn();
+  Join();
+  ASSERT_TRUE(Save()->Wait(Soon()));
+  kill(node, SIGSTOP);
+  LoadRequest request = Request();
+  request.deadline = Now() + 50ms;
+  const auto call = client->Prefetch(request);
+  ASSERT_TRUE(call->Wait(Soon()));
+  EXPECT_EQ(call->Poll(0)->reason, Reason::kTimeout);
+  kill(node, SIGCONT);
+  EXPECT_EQ(Check(*Load()), kChunks);
+}
+
+}  // namespace
+
+int Main(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "--be-node") == 0) return BeNode(argv[2]);
+  program = argv[0];
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace terrace
+
+int main(int argc, char** argv) { return terrace::Main(argc, argv); }
