@@ -66,7 +66,7 @@ std::string RemedyOf(const Error& error) {
 class ProbeFolder {
  public:
   explicit ProbeFolder(std::string path) : path_(std::move(path)) {}
-  ~ProbeFolder() { Remove(); }
+  ~ProbeFolder() { [[maybe_unused]] const std::error_code ignored = Remove(); }
   ProbeFolder(const ProbeFolder&) = delete;
   ProbeFolder& operator=(const ProbeFolder&) = delete;
 
@@ -149,7 +149,7 @@ class Check {
     const auto names = io_->List(check_.path);
     if (!names) return;
     for (const std::string& name : *names) {
-      if (IsOldProbe(name)) ProbeFolder(check_.path + "/" + name).Remove();
+      if (IsOldProbe(name)) const ProbeFolder goes(check_.path + "/" + name);
     }
   }
 

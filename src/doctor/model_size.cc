@@ -153,7 +153,8 @@ class HuggingFace {
     const bool recurrent = config_.contains("state_size") || config_.contains("mamba_d_state") ||
                            config_.contains("linear_num_key_heads") || with_kv != *layers;
     if (recurrent && (with_kv == *layers || with_kv == 0)) return NotSaid("which of its layers keep KV");
-    if (recurrent) size.notes.push_back("only its attention layers are counted: the others keep a state of fixed size");
+    if (recurrent)
+      size.notes.emplace_back("only its attention layers are counted: the others keep a state of fixed size");
 
     if (const auto rank = Number({"kv_lora_rank"})) {
       const auto rope = Number({"qk_rope_head_dim"});

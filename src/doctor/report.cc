@@ -73,8 +73,8 @@ std::string Report::Json() const {
   auto list = JsonValue::array();
   for (const Finding& finding : findings()) {
     JsonValue figures = JsonValue::object();
-    for (const auto& [name, value] : finding.figures) {
-      std::visit([&, &name = name](const auto& v) { figures[name] = v; }, value);
+    for (const auto& figure : finding.figures) {
+      std::visit([&](const auto& value) { figures[figure.first] = value; }, figure.second);
     }
     list.push_back({{"id", finding.id},
                     {"section", finding.section()},
