@@ -10,7 +10,7 @@
 {"do": "close"}
 
 Backends: local_disk, local_disk_direct (the same with use_odirect), fs (the remote storage plug-in for shared mounts),
-fs_native (its C++ adapter of the multi-process mode).
+fs_native (its C++ adapter of the multi-process mode), s3 (its connector; D is s3://bucket.host:port).
 """
 
 import asyncio
@@ -214,11 +214,53 @@ class FsNative(Base):
                 os.unlink(path)
 
 
+class S3(Base):
+    """Its directory is a URL, s3://bucket.host:port. What it saves again and again goes under the same keys."""
+
+    def __init__(self, url: str, payload_bytes: int, frames: int):
+        super().__init__(
+            url,
+            payload_bytes,
+            frames,
+            local_cpu=False,
+            remote_url=url,
+            remote_serde="naive",
+            blocking_timeout_secs=300,
+            extra_config={
+                "s3_region": "us-east-1",
+                "s3_num_io_threads": os.cpu_count(),
+                "s3_prefer_http2": False,
+                "disable_tls": True,
+                "save_chunk_meta": False,
+                "aws_access_key_id": "TERRACEACCESSKEY",  # tests/support/s3_servers.h
+                "aws_secret_access_key": "terrace-test-secret-key",
+            },
+        )
+        self.backend = RemoteBackend(self.config, self.metadata, LOOP, self.pool, dst_device="cpu")
+        assert self.backend.connection is not None, "no connection"
+
+    def new_keys(self) -> list:
+        keys = super().new_keys()
+        self.next_key = self.frames
+        return keys
+
+    def files(self) -> list[str]:
+        return []
+
+    def remove(self, keys: list) -> None:
+        pass
+
+    def wait_written(self) -> None:
+        while self.backend.put_tasks:
+            time.sleep(POLL_SECONDS)
+
+
 BACKENDS = {
     "local_disk": lambda *sizes: LocalDisk(*sizes, direct=False),
     "local_disk_direct": lambda *sizes: LocalDisk(*sizes, direct=True),
     "fs": Fs,
     "fs_native": FsNative,
+    "s3": S3,
 }
 
 

@@ -33,7 +33,7 @@
 namespace terrace {
 
 struct S3TierOptions {
-  std::chrono::milliseconds negative_ttl{2'000};
+  std::chrono::milliseconds negative_ttl{1'900};      // Others see a frame after 2 s: this, and a question.
   std::chrono::milliseconds positive_ttl{1'200'000};  // Twice the listing's interval.
   std::chrono::milliseconds list_interval{600'000};   // 1,000 names a call. Zero: never, and no bounds are kept.
   std::chrono::milliseconds list_pressed{60'000};     // While the bucket is nearly full.

@@ -22,6 +22,7 @@ class S3Server {
   ~S3Server();
 
   uint16_t port() const { return port_; }
+  int pid() const { return pid_; }
   bool tls() const { return tls_; }
   const std::string& ca_file() const { return ca_file_; }  // Of its certificate; "" without TLS.
 
