@@ -33,7 +33,8 @@ constexpr std::chrono::seconds kStartMax{60};  // SeaweedFS under a sanitizer's 
 uint16_t FreePort() {
   // Below 32768, where the kernel does not take ports for connections; and below it by 10000, where SeaweedFS has its
   // second ports.
-  static std::atomic<uint16_t> next{static_cast<uint16_t>(11000 + getpid() % 9000)};
+  // Programs that start at once have neighbouring numbers: each takes a stretch of its own.
+  static std::atomic<uint16_t> next{static_cast<uint16_t>(11000 + getpid() % 225 * 40)};
   for (;;) {
     const uint16_t port = next.fetch_add(1);
     bool free = true;
