@@ -93,6 +93,7 @@ std::optional<std::string> Complaint(const Option& option, const std::string& va
 }  // namespace
 
 std::string EnvironmentName(std::string_view option_name) {
+  if (option_name == "config") return "TERRACE_CONFIG_FILE";  // As LMCACHE_CONFIG_FILE: what it holds is no setting.
   std::string name = "TERRACE_";
   for (const char c : option_name) {
     name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));

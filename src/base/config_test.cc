@@ -195,10 +195,10 @@ TEST(Config, AnUnreadableFileIsAnError) {
   EXPECT_EQ(ErrorOf(LoadWith({"--config", "/nowhere/node.yaml"})),
             "--config: cannot read /nowhere/node.yaml: No such file or directory");
   EXPECT_EQ(ErrorOf(LoadWith({"--config", "/"})), "--config: cannot read /: Is a directory");
-  EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_CONFIG", "/nowhere/node.yaml"}})),
-            "TERRACE_CONFIG: cannot read /nowhere/node.yaml: No such file or directory");
+  EXPECT_EQ(ErrorOf(LoadWith({}, {{"TERRACE_CONFIG_FILE", "/nowhere/node.yaml"}})),
+            "TERRACE_CONFIG_FILE: cannot read /nowhere/node.yaml: No such file or directory");
   const TempFile file("chunk: 64\n");
-  EXPECT_EQ(LoadWith({"--config", file.path()}, {{"TERRACE_CONFIG", "/nowhere"}})->values.Int("chunk"), 64);
+  EXPECT_EQ(LoadWith({"--config", file.path()}, {{"TERRACE_CONFIG_FILE", "/nowhere"}})->values.Int("chunk"), 64);
 }
 
 // D17: whichever of flag, environment, file and another program's configuration are there, for every type.
@@ -505,7 +505,7 @@ TEST(Config, TheReferenceHasARowForEveryOption) {
         "\n`--load-deadline` | `TERRACE_LOAD_DEADLINE` | `load_deadline` | time | 5s | Give up after\n",
         "\n`--kv-type` | `TERRACE_KV_TYPE` | `kv_type` | f16, q8_0 | f16 | KV type\n",
         "\n`--api-key` | `TERRACE_API_KEY`, `VLLM_API_KEY` | `api_key` | secret |  | Key\n",
-        "\n`--config` | `TERRACE_CONFIG` |  | text |  | "}) {
+        "\n`--config` | `TERRACE_CONFIG_FILE` |  | text |  | "}) {
     EXPECT_NE(page.find(row), std::string::npos) << row << page;
   }
   EXPECT_EQ(static_cast<size_t>(std::count(page.begin(), page.end(), '\n')), 2 + TestSchema().options.size() + 3);

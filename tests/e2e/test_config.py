@@ -79,7 +79,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_an_unreadable_file_by_i
     file.write_text("ram: 1GiB\nshared_sizee: 1TiB\n")
     assert f'{file}:2: unknown key "shared_sizee"; did you mean "shared_size"?' in refused("serve", "--config", file)
     assert f'{file}:1: unknown key "ram"' in refused("router", "--config", file)
-    assert 'did you mean "shared_size"?' in refused("serve", TERRACE_CONFIG=str(file))
+    assert 'did you mean "shared_size"?' in refused("serve", TERRACE_CONFIG_FILE=str(file))
     assert "did you mean --shared-size?" in refused("serve", "--shared-sizee", "1TiB")
     model = ("--model", "m.gguf")
     for path in (tmp_path, tmp_path / "none.yaml"):
