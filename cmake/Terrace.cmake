@@ -32,7 +32,7 @@ if(TERRACE_FUZZ)
 endif()
 
 # The libraries that an outside program links: find_package(terrace), target terrace::store.
-set(TERRACE_INSTALLED base chunk io s3 tier store)
+set(TERRACE_INSTALLED base lmcache chunk io s3 tier store settings client)
 install(TARGETS terrace_options EXPORT terraceTargets)
 
 # terrace_library(NAME SOURCES a.cc ... [USES other ...] [LINK external ...])

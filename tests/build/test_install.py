@@ -81,6 +81,27 @@ def test_an_outside_project_finds_and_links_the_installed_package(tmp_path):
     assert run(build / "outside") == "0.1.0 2 damaged bytes 1\n"
 
 
+def test_the_examples_build_on_it_and_find_what_they_saved(tmp_path):
+    prefix, build, socket = tmp_path / "prefix", tmp_path / "build", tmp_path / "node.sock"
+    run("cmake", "--install", BUILD, "--prefix", prefix)
+    run("cmake", "-G", "Ninja", "-S", ROOT / "examples", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", build)
+    none, all_three = "loaded 0 saved 3 of 3 chunks\n", "loaded 3 saved 0 of 3 chunks\n"
+    for program in (build / "save_and_load", build / "save_and_load_c"):
+        assert run(program) == none  # A store of its own, gone with it.
+    node = subprocess.Popen(
+        [prefix / "bin/terrace", "node", "--socket", socket, "--ram", "64MiB"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert any("node_ready" in line for line in node.stderr)
+        for program in (build / "save_and_load", build / "save_and_load_c"):
+            assert [run(program, socket), run(program, socket)] == [none, all_three]
+    finally:
+        node.terminate()
+    assert "node_stopped" in node.stderr.read()
+    assert node.wait(30) == 0
+
+
 def test_every_public_header_is_installed(tmp_path):
     run("cmake", "--install", BUILD, "--prefix", tmp_path)
     public = {path.name for path in (ROOT / "include/terrace").iterdir()}
