@@ -1,4 +1,5 @@
-# find_package(terrace): targets terrace::client, terrace::store, terrace::tier, terrace::io, terrace::chunk, terrace::base.
+# find_package(terrace): targets terrace::client, terrace::store, terrace::tier, terrace::io, terrace::chunk,
+# terrace::base.
 include(CMakeFindDependencyMacro)
 find_dependency(CURL)
 find_dependency(Threads)

@@ -13,7 +13,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # C and POSIX headers without a folder. Any other header with ".h" needs a fence in layers.toml.
 SYSTEM = set(
     "arpa bits dirent dlfcn errno fcntl grp inttypes limits linux malloc math net netdb netinet poll pthread pwd sched "
-    "signal spawn stdint stdio stdlib string strings sys syslog termios time unistd".split()
+    "signal spawn stddef stdint stdio stdlib string strings sys syslog termios time unistd".split()
 )
 # What the tests of a folder may see besides.
 TEST_TOOLS = {"gtest", "gmock", "rapidcheck.h", "rapidcheck"}
