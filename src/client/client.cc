@@ -27,7 +27,6 @@ config::Schema ClientSchema() {
 
 std::vector<std::string> AsFlags(const ClientOptions& options) {
   std::vector<std::string> flags;
-  if (const auto file = config::ProcessEnvironment("TERRACE_CONFIG_FILE")) flags.push_back("--config=" + *file);
   for (auto [name, value] : options.settings) {
     std::ranges::replace(name, '_', '-');
     flags.push_back("--" + name + "=" + value);
