@@ -10,10 +10,10 @@ ENV = set -a; eval "$$(scripts/setup env)"; set +a
 RUFF = "$$VENV_DIR/bin/ruff"
 CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.cc' '*.h')
 
-.PHONY: help setup setup-test build demo up test bench format lint install clean
+.PHONY: help setup setup-test build demo up test test-vllm wheel wheel-site bench format lint install clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:
 	@scripts/setup $(if $(filter s3,$(STORE)),s3)
@@ -25,7 +25,7 @@ build: setup  ## The program, build/release/src/cli/terrace
 	@$(ENV); mkdir -p build; cmake --preset release >build/release.log 2>&1 || { cat build/release.log; exit 1; }
 	@$(ENV); cmake --build build/release --target terrace
 
-demo: build  ## Two instances share one directory (STORE=s3: a bucket); a table shows what the second need not compute
+demo: build $(if $(filter vllm,$(ENGINE)),wheel-site)  ## Two instances share a directory (STORE=s3: a bucket; ENGINE=vllm): what the second need not compute
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/demo
 
 up: build  ## The same stack, left running until Ctrl-C
@@ -34,7 +34,24 @@ up: build  ## The same stack, left running until Ctrl-C
 test: setup-test  ## Everything: lint, unit, contract, fuzz, sanitizers, end to end
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test
 
-bench: build  ## WHAT=store|engine: measured beside the physical limit and LMCache, into out/bench-WHAT.json
+# Compiled as build/release is, so that ccache knows the objects already.
+wheel: setup  ## dist/terrace_kv-*.whl: connector for vLLM, Python client, the program
+	@$(ENV); export CMAKE_PREFIX_PATH="$$LLAMA_DIR" CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache; \
+	  export SKBUILD_CMAKE_DEFINE="TERRACE_DEVELOPER=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1"; \
+	  mkdir -p build; rm -rf dist; "$$VENV_DIR/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation \
+	  --wheel-dir dist ./python >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	@ls dist
+
+# The wheel where the pinned vLLM finds it, with nothing installed into that: other clones use it, too.
+wheel-site: wheel
+	@scripts/setup vllm
+	@$(ENV); rm -rf build/vllm-site; "$$VENV_DIR/bin/uv" pip install --quiet --offline --no-deps --python "$$VLLM_DIR/bin/python" \
+	  --target build/vllm-site dist/terrace_kv-*.whl
+
+test-vllm: setup-test  ## The wheel in an empty environment, then with real vLLM on the CPU (6 GB the first time)
+	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test vllm
+
+bench: build  ## WHAT=store|s3|engine: measured beside the physical limit and LMCache, into out/bench-WHAT.json
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/bench $(WHAT)
 
 format: setup-test  ## Formats C++ and Python in place

@@ -100,7 +100,9 @@ class Chain {
   Chain(const nb::bytes& space, uint32_t chunk_tokens,
         const std::vector<std::tuple<uint32_t, uint32_t, nb::bytes>>& media, uint32_t tp_rank, uint32_t pp_rank,
         uint32_t kv_group)
-      : shard_{tp_rank, pp_rank, kv_group}, chain_(ToDigest(space), Checked(chunk_tokens), ToItems(media)) {}
+      : shard_{tp_rank, pp_rank, kv_group},
+        media_(ToItems(media)),
+        chain_(ToDigest(space), Checked(chunk_tokens), media_) {}
 
   void Extend(const Tokens& tokens) {
     tokens_.insert(tokens_.end(), tokens.data(), tokens.data() + tokens.size());
@@ -110,6 +112,29 @@ class Chain {
   const std::vector<Digest>& keys() const { return chain_.keys(); }
   const Digest& space() const { return chain_.space(); }
   nb::bytes Key(size_t i) const { return ToBytes(keys().at(i)); }
+
+  // For pickle: what the constructor takes, and the tokens. The keys are hashed anew.
+  using Media = std::vector<std::tuple<uint32_t, uint32_t, nb::bytes>>;
+  using State = std::tuple<nb::bytes, uint32_t, Media, uint32_t, uint32_t, uint32_t, nb::bytes>;
+  State GetState() const {
+    Media media;
+    for (const MediaItem& item : media_)
+      media.emplace_back(item.position, item.length, nb::bytes(item.id.data(), item.id.size()));
+    return {ToBytes(space()),
+            chain_.chunk_tokens(),
+            media,
+            shard_.tp_rank,
+            shard_.pp_rank,
+            shard_.kv_group,
+            nb::bytes(tokens_.data(), tokens_.size() * sizeof(int32_t))};
+  }
+  static void SetState(Chain& self, const State& state) {
+    const auto& [space, chunk_tokens, media, tp_rank, pp_rank, kv_group, tokens] = state;
+    new (&self) Chain(space, chunk_tokens, media, tp_rank, pp_rank, kv_group);
+    self.tokens_.resize(tokens.size() / sizeof(int32_t));
+    std::memcpy(self.tokens_.data(), tokens.data(), self.tokens_.size() * sizeof(int32_t));
+    self.chain_.Extend(self.tokens_);
+  }
 
   std::vector<Digest> Keys(size_t first, std::optional<size_t> last) const {
     const size_t end = last.value_or(keys().size());
@@ -145,6 +170,7 @@ class Chain {
   }
 
   Shard shard_;
+  std::vector<MediaItem> media_;
   std::vector<int32_t> tokens_;
   KeyChain chain_;
 };
@@ -326,6 +352,8 @@ NB_MODULE(_native, m) {
                     uint32_t, uint32_t>(),
            "space"_a, "chunk_tokens"_a = 256, "media"_a = nb::list(), "tp_rank"_a = 0, "pp_rank"_a = 0,
            "kv_group"_a = 0)
+      .def("__getstate__", &Chain::GetState)
+      .def("__setstate__", &Chain::SetState)
       .def("extend", &Chain::Extend, "tokens"_a, "More tokens of the sequence, int32.")
       .def("__len__", [](const Chain& self) { return self.keys().size(); })
       .def("__getitem__",

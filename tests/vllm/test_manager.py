@@ -3,8 +3,10 @@ a name that is not known for sure. vLLM's side is played here, step by step, so 
 """
 
 import hashlib
+import pickle
 import time
 from array import array
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +27,14 @@ class FakeSpaces:
     space: bytes | None = SPACE
     chunk_tokens: int = CHUNK
     asked: list = field(default_factory=list)
+    digest: Future = field(default_factory=Future)
 
-    def id(self, salt: str, lora: object) -> bytes | None:
-        self.asked.append((salt, lora))
-        return self.space
+    def id(self, salt: str, adapter: Future | None) -> bytes | None:
+        self.asked.append((salt, adapter))
+        return self.space if adapter is None or adapter.done() else None
+
+    def adapter(self, lora: object) -> Future:
+        return self.digest
 
 
 class FakeCall:
@@ -120,6 +126,8 @@ def test_a_request_is_told_to_ask_again_while_bytes_come_and_a_hit_is_in_ram() -
     assert scheduler.ask(context, 4, 8, 12) == ["HIT", "MISS", "MISS"]
     spec = scheduler.manager.prepare_load([scheduler.key(4)], context)
     assert spec.leases == [call.items[0].lease]
+    sent = pickle.loads(pickle.dumps(spec))  # As to a worker in another process: it borrows by key.
+    assert (sent.leases, sent.first, sent.last, sent.chain[0]) == ([], 0, 1, spec.chain[0])
     assert scheduler.manager.get_load_source(scheduler.key(4), context).value == "external_unspecified"
     assert len(client.calls) == 1
 
@@ -142,6 +150,18 @@ def test_a_load_that_failed_is_not_asked_for_again() -> None:
     client.calls[0].items[0] = miss("unavailable", "failed")
     assert scheduler.ask(context, 4) == ["MISS"]
     scheduler.manager.reset_cache()
+    assert scheduler.ask(context, 4) == ["MISS"]
+    assert len(client.calls) == 1
+
+
+def test_a_load_that_failed_at_the_worker_is_not_asked_for_again() -> None:
+    client = FakeClient()
+    scheduler = Scheduler(client, FakeSpaces())
+    context = scheduler.add(13)
+    scheduler.ask(context, 4)
+    client.calls[0].items[0] = hit()
+    scheduler.manager.prepare_load([scheduler.key(4)], context)
+    scheduler.manager.give_up("r")
     assert scheduler.ask(context, 4) == ["MISS"]
     assert len(client.calls) == 1
 
@@ -171,6 +191,12 @@ def test_nothing_is_asked_or_saved_until_the_weights_have_a_name() -> None:
     assert [(index, group) for _, index, group in stored.store_spec.chunks] == [(0, 0), (1, 0)]
 
 
+def test_an_adapter_that_is_read_anew_with_each_request_is_not_cached() -> None:
+    scheduler = Scheduler(FakeClient(), FakeSpaces())
+    context = scheduler.add(13, lora_request=SimpleNamespace(load_inplace=True))
+    assert scheduler.ask(context, 4) == ["MISS"]
+
+
 @pytest.mark.parametrize("what", ["mm_features", "prompt_embeds", "pooling_params"])
 def test_what_tokens_alone_do_not_name_is_not_cached(what: str) -> None:
     scheduler = Scheduler(FakeClient(), FakeSpaces())
@@ -179,11 +205,24 @@ def test_what_tokens_alone_do_not_name_is_not_cached(what: str) -> None:
     assert scheduler.manager.prepare_store([scheduler.key(4)], context).keys_to_store == []
 
 
+def test_a_request_waits_for_the_name_of_its_adapter_until_its_deadline() -> None:
+    client, spaces = FakeClient(), FakeSpaces()
+    scheduler = Scheduler(client, spaces)
+    context = scheduler.add(13, lora_request="a")
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    assert not client.calls
+    spaces.digest.set_result(SPACE)
+    assert scheduler.ask(context, 4) == ["RETRY"]  # For its chunks now.
+    assert len(client.calls) == 1
+    late = Scheduler(client, FakeSpaces(), deadline_s=0.0)
+    assert late.ask(late.add(13, lora_request="a"), 4) == ["MISS"]
+
+
 def test_salt_and_adapter_are_part_of_the_space() -> None:
     spaces = FakeSpaces()
     scheduler = Scheduler(FakeClient(), spaces)
-    scheduler.ask(scheduler.add(13, cache_salt="s", lora_request="a"), 4)
-    assert spaces.asked[0] == ("s", "a")
+    scheduler.add(13, cache_salt="s", lora_request="a")
+    assert spaces.asked[0] == ("s", spaces.digest)
 
 
 def test_a_server_that_is_not_cached_works() -> None:

@@ -58,7 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         flags += ["--static-models", f"{NAME},{NAME}", "--routing-logic", "roundrobin", "--first-byte-timeout", "1800s"]
         for server in (a, b):
             server.wait_ready()
-        servers.append(Server("router", free_port(), flags, folder / "router.log"))
+        servers.append(Server("router", free_port(), flags, folder / "router.log", KEY))
         servers[-1].wait_healthy()
         yield Pair(share, a, b, servers[-1])
     finally:

@@ -1,23 +1,28 @@
 """The connector that vLLM makes twice: for its scheduler, and for the worker that has the KV.
 
-Both ends of a server with one rank live in one process and share one client; leases go from one to the other as they
-are. What goes where and when is vLLM's `OffloadingConnector`; names, loads and saves are ours.
+Where vLLM has both ends in one process (the default on GPUs, with one rank) they share one store in it, and leases go
+from one to the other as they are. Where the worker has a process of its own (always on CPUs) both are clients of a
+node: the one that is configured, or a private one that the worker starts. What goes where and when is vLLM's
+`OffloadingConnector`; names, loads and saves are ours.
 """
 
 import atexit
+import os
 import re
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from terrace_kv import Client, Pages
+from terrace_kv import Client, Lease, LoadCall, Pages
 
 from .engine import (
     VERSION,
     VERSIONS,
     CanonicalKVCaches,
     GPULoadStoreSpec,
+    KVConnectorRole,
     LoadStoreSpec,
     OffloadingConnector,
     OffloadingCounterMetadata,
@@ -29,11 +34,13 @@ from .engine import (
     init_logger,
 )
 from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
-from .space import Spaces, why_not_cached
+from .node import PrivateNode, private_socket
+from .space import Spaces, payload_bytes, why_not_cached
 
 logger = init_logger("vllm.terrace")
 
 DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
+BORROW_S = 5.0  # For a worker in another process to get chunks that lie in RAM and are held by the scheduler.
 UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings.
 
 
@@ -43,7 +50,7 @@ def seconds(text: str | None) -> float | None:
 
 
 class Instance:
-    """What both ends of one engine share."""
+    """What both ends of one engine share in this process."""
 
     _all: ClassVar[dict[str, "Instance"]] = {}
     _lock = threading.Lock()
@@ -51,17 +58,32 @@ class Instance:
     @classmethod
     def of(cls, engine_id: str) -> "Instance":
         with cls._lock:
-            if engine_id not in cls._all:
-                cls._all[engine_id] = cls(engine_id)
             return cls._all[engine_id]
 
-    def __init__(self, engine_id: str) -> None:
+    @classmethod
+    def make(cls, engine_id: str, role: Any, together: bool) -> "Instance":
+        """`together`: scheduler and worker are in one process, and the store with them. Otherwise it is in a node."""
+        with cls._lock:
+            if engine_id not in cls._all:
+                cls._all[engine_id] = cls(engine_id, role, together)
+            return cls._all[engine_id]
+
+    def __init__(self, engine_id: str, role: Any, together: bool) -> None:
         self._engine_id = engine_id
         self._users = 0
-        self.client = Client()
+        self._node: PrivateNode | None = None
+        if together or os.environ.get("TERRACE_NODE"):
+            self.client = Client()
+        else:
+            # The worker comes first, and what it starts ends with it.
+            socket = private_socket(engine_id)
+            self.client = Client(node=socket)
+            if role == KVConnectorRole.WORKER:
+                self._node = PrivateNode(socket, self.client.setting)
         self.pages: Pages | None = None
         self.spaces: Spaces | None = None
         self.caches = False
+        self.payload_bytes = 0
         atexit.register(self._close)  # vLLM may end without a word.
 
     def enter(self) -> None:
@@ -83,26 +105,36 @@ class Instance:
             self.spaces.stop()
         if not self.client.close(DRAIN_S):
             logger.warning("Terrace: some chunks were not written before the end; they are computed again")
+        if self._node:
+            self._node.stop()
 
-    def payload_bytes(self) -> int:
-        assert self.pages is not None
-        return self.pages.payload_bytes(0)
+
+@dataclass
+class Borrowing:
+    """A load whose chunks are asked for."""
+
+    call: LoadCall
+    blocks: GPULoadStoreSpec
+    deadline: float
 
 
 class Worker(OffloadingWorker):
-    """Copies between vLLM's pages and chunks. A save that is not taken is done, too."""
+    """Copies between vLLM's pages and chunks. A save that is not taken is done, too; a load that fails is told."""
 
     def __init__(self, instance: Instance, caches: CanonicalKVCaches, blocks_per_chunk: int) -> None:
         self._instance = instance
+        self._tensors = [t.tensor for t in caches.tensors] if instance.caches else []  # What `pages` copies.
+        self._borrowing: dict[int, Borrowing] = {}
+        self.requests: dict[int, str] = {}  # Of load jobs.
+        self.failed: set[str] = set()  # Requests.
         if instance.caches:
-            tensors = [t.tensor for t in caches.tensors]
             instance.pages = Pages(
                 instance.client,
-                [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in tensors],
+                [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in self._tensors],
                 [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs],
                 blocks_per_chunk,
             )
-        self._tensors = tensors if instance.caches else []  # Their memory is what `pages` copies.
+            assert instance.pages.payload_bytes(0) == instance.payload_bytes, "vLLM's pages have padding"
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(dst_spec, SaveSpec) and self._instance.pages is not None
@@ -112,23 +144,54 @@ class Worker(OffloadingWorker):
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        assert isinstance(src_spec, LoadSpec) and self._instance.pages is not None
-        self._instance.pages.load(
-            job_id, src_spec.leases, dst_spec.block_ids, list(dst_spec.group_sizes), list(dst_spec.block_indices)
-        )
-        src_spec.leases = []  # The copy has them.
+        assert isinstance(src_spec, LoadSpec)
+        if src_spec.leases:
+            self._load(job_id, src_spec.leases, dst_spec)
+        else:
+            call = self._instance.client.lease(
+                src_spec.chain, src_spec.first, src_spec.last, self._instance.payload_bytes, BORROW_S
+            )
+            self._borrowing[job_id] = Borrowing(call, dst_spec, time.monotonic() + BORROW_S)
         return True
+
+    def _load(self, job_id: int, leases: list[Lease], blocks: GPULoadStoreSpec) -> None:
+        assert self._instance.pages is not None
+        self._instance.pages.load(
+            job_id, leases, blocks.block_ids, list(blocks.group_sizes), list(blocks.block_indices)
+        )
+
+    def _borrow(self) -> list[TransferResult]:
+        """Begins the copies whose chunks are here; those that have failed."""
+        failed = []
+        for job_id, borrowing in list(self._borrowing.items()):
+            call = borrowing.call
+            if not call.done and time.monotonic() < borrowing.deadline:
+                continue
+            del self._borrowing[job_id]
+            chunks = [call.poll(i) for i in range(len(call))]
+            leases = [chunk.lease for chunk in chunks if chunk is not None and chunk.lease is not None]
+            if len(leases) == len(chunks):
+                self._load(job_id, leases, borrowing.blocks)
+                continue
+            self.failed.add(self.requests[job_id])
+            failed.append(TransferResult(job_id, True, 0, 0.0))  # vLLM's own bookkeeping knows no other end.
+        return failed
 
     def get_finished(self) -> list[TransferResult]:
         if self._instance.pages is None:
             return []
-        return [TransferResult(done.job, True, done.bytes, done.seconds) for done in self._instance.pages.finished()]
+        done = [TransferResult(done.job, True, done.bytes, done.seconds) for done in self._instance.pages.finished()]
+        done += self._borrow()
+        for result in done:
+            self.requests.pop(result.job_id, None)
+        return done
 
     def wait(self, job_ids: set[int]) -> None:
         if self._instance.pages is not None:
             self._instance.pages.wait(list(job_ids))
 
     def shutdown(self) -> None:
+        self._borrowing.clear()
         self._instance.pages = None
         self._tensors = []
         self._instance.leave()
@@ -156,7 +219,7 @@ class TerraceSpec(OffloadingSpec):
         return Manager(
             instance.client,
             instance.spaces,
-            instance.payload_bytes,
+            lambda: instance.payload_bytes,
             seconds(instance.client.setting("load-deadline")),
             instance.leave,
         )
@@ -170,7 +233,8 @@ class TerraceSpec(OffloadingSpec):
 class TerraceConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
-        instance = Instance.of(transfer.engine_id)
+        together = vllm_config.parallel_config.distributed_executor_backend == "uni"
+        instance = Instance.make(transfer.engine_id, role, together)
         why = why_not_cached(vllm_config, kv_cache_config)
         instance.caches = why is None
         if why:
@@ -194,8 +258,10 @@ class TerraceConnector(OffloadingConnector):
                 logger.warning("Terrace: kv_load_failure_policy is fail: a load that fails would fail its request")
             else:
                 transfer.kv_load_failure_policy = "recompute"
-        if instance.caches and instance.spaces is None:
+        if instance.caches and instance.spaces is None and role == KVConnectorRole.SCHEDULER:
             instance.spaces = Spaces(vllm_config, kv_cache_config, blocks_per_chunk * block)
+        if instance.caches:
+            instance.payload_bytes = payload_bytes(kv_cache_config, blocks_per_chunk)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @property
@@ -203,6 +269,13 @@ class TerraceConnector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(manager, Manager)
         return manager
+
+    @property
+    def _worker(self) -> Worker:
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, Worker)
+        return worker
 
     def on_new_request(self, request: Any) -> None:
         self._manager.track(request)
@@ -212,8 +285,22 @@ class TerraceConnector(OffloadingConnector):
         self._manager.pace.step_begins(scheduler_output.total_num_scheduled_tokens, time.monotonic())
         return super().build_connector_meta(scheduler_output)
 
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        worker = self._worker
+        for job_id, job in self._connector_metadata.load_jobs.items():
+            worker.requests[job_id] = job.req_id
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving |= self._worker.failed
+        self._worker.failed = set()
+        return results
+
     def update_connector_output(self, connector_output: Any) -> None:
         self._manager.pace.step_ends(time.monotonic())
+        for req_id in connector_output.failed_recving or ():
+            self._manager.give_up(req_id)
         super().update_connector_output(connector_output)
 
     @classmethod

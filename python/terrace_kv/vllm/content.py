@@ -7,8 +7,10 @@ import hashlib
 import os
 import re
 import struct
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -58,16 +60,19 @@ def file_digest(path: Path, unchanged_since: float | None) -> bytes:
 
 
 class Contents:
-    """Digests of folders, each computed once. `get` never waits."""
+    """Digests of folders, on threads of its own."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="terrace-digest")
         self._parts = ThreadPoolExecutor(max_workers=4, thread_name_prefix="terrace-digest-file")
 
     def start(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None = None) -> Future[bytes]:
-        return self._pool.submit(self._folder, folder, suffixes, unchanged_since)
+        return self.run(self.folder, folder, suffixes, unchanged_since)
 
-    def _folder(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None) -> bytes:
+    def run(self, what: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
+        return self._pool.submit(what, *arguments)
+
+    def folder(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None) -> bytes:
         files = sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.is_file())
         if not files:
             raise ValueError(f"{folder} holds none of {', '.join(suffixes)}")

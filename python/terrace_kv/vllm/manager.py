@@ -9,10 +9,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from terrace_kv import Chain, Client, Lease, LoadCall
+from terrace_kv import Chain, Client, Lease, LoadCall, StatsCall
 
 from .engine import (
     CacheHitSource,
@@ -47,9 +48,15 @@ SOURCES = {"ram": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
 
 @dataclass
 class LoadSpec(LoadStoreSpec):
-    """Chunks that are lent, in vLLM's order."""
+    """Chunks in vLLM's order, one after the other in their chain; lent already, if the worker is in this process."""
 
+    chain: Chain
+    first: int
+    last: int
     leases: list[Lease]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "leases": []}
 
 
 @dataclass
@@ -90,6 +97,7 @@ class Pace:
 @dataclass(slots=True)
 class Request:
     request: Any  # vLLM's.
+    adapter: Future[bytes] | None = None  # Its digest.
     chain: Chain | None = None
     first: int = 0  # Of the call.
     call: LoadCall | None = None
@@ -97,6 +105,7 @@ class Request:
     missed: bool = False  # It waited in vain, or a load failed: it is not asked again.
     counted: bool = False
     tiers: dict[int, int] = field(default_factory=dict)  # Chunk to tier, of what was loaded.
+    lent: list[Lease] = field(default_factory=list)  # Of the load under way.
 
 
 class Manager(OffloadingManager):
@@ -119,11 +128,15 @@ class Manager(OffloadingManager):
         self._prefetches: dict[str, LoadCall] = {}
         self._stats = OffloadingConnectorStats()
         self._gauges_at = 0.0
+        self._asked: StatsCall | None = None
         self.pace = Pace()
 
     # Before on_new_request, which has no tokens.
     def track(self, request: Any) -> None:
         self._requests[request.request_id] = tracked = Request(request)
+        if self._cacheable(request) and request.lora_request is not None:
+            assert self._spaces is not None
+            tracked.adapter = self._spaces.adapter(request.lora_request)
         if not self._cacheable(request) or request.skip_reading_prefix_cache:
             return
         self._prefetches = {r: call for r, call in self._prefetches.items() if not call.done}
@@ -141,6 +154,8 @@ class Manager(OffloadingManager):
         tracked = self._requests.get(req_context.req_id)
         if tracked is None or tracked.missed:
             return LookupResult.MISS
+        if tracked.chain is None and self._waits_for_adapter(tracked):
+            return LookupResult.RETRY
         chain, index = self._place(tracked, key, req_context)
         if chain is None:
             return LookupResult.MISS
@@ -173,17 +188,28 @@ class Manager(OffloadingManager):
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadSpec:
         tracked = self._requests[req_context.req_id]
-        assert tracked.call is not None
+        assert tracked.call is not None and tracked.chain is not None
+        indices = [self._place(tracked, key, req_context)[1] for key in keys]
+        assert indices == list(range(indices[0], indices[0] + len(indices))), "chunks with holes between them"
         leases = []
-        for key in keys:
-            _, index = self._place(tracked, key, req_context)
+        for index in indices:
             item = tracked.call.poll(index - tracked.first)
             assert item is not None and item.lease is not None, "vLLM loads what no look-up had"
             leases.append(item.lease)
             tracked.tiers[index] = item.tier
         self._stats.increase_counter(CHUNKS, len(leases), ("hit", "none"))
         tracked.call = None  # Asked anew if vLLM should forget the blocks.
-        return LoadSpec(leases)
+        tracked.lent = leases  # Until the copy has ended: a worker in another process borrows them anew by key.
+        return LoadSpec(tracked.chain, indices[0], indices[-1] + 1, leases)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        if tracked := self._requests.get(req_context.req_id):
+            tracked.lent = []
+
+    def give_up(self, req_id: str) -> None:
+        """A load failed at the worker's end: the request is computed, and does not ask again."""
+        if tracked := self._requests.get(req_id):
+            tracked.missed = True
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         tracked = self._requests.get(req_context.req_id)
@@ -231,14 +257,24 @@ class Manager(OffloadingManager):
             and not request.mm_features
             and request.prompt_embeds is None
             and request.pooling_params is None
+            and not getattr(request.lora_request, "load_inplace", False)  # Read anew with each request.
         )
+
+    def _waits_for_adapter(self, tracked: Request) -> bool:
+        """The digest of an adapter takes a moment; without it nothing is found, and nothing kept."""
+        if tracked.adapter is None or tracked.adapter.done():
+            return False
+        if not tracked.deadline:
+            limit = self._load_deadline_s
+            tracked.deadline = time.monotonic() + (PATIENCE_UNKNOWN_S if limit is None else limit)
+        return time.monotonic() < tracked.deadline
 
     def _chain(self, tracked: Request) -> Chain | None:
         """The request's keys so far; None as long as its space is not known."""
         request = tracked.request
         if tracked.chain is None and self._cacheable(request):
             assert self._spaces is not None
-            space = self._spaces.id(request.cache_salt or "", request.lora_request)
+            space = self._spaces.id(request.cache_salt or "", tracked.adapter)
             if space is not None:
                 tracked.chain = Chain(space, self._spaces.chunk_tokens)
         if tracked.chain is not None and tracked.chain.tokens < request.num_tokens:
@@ -273,10 +309,12 @@ class Manager(OffloadingManager):
         return self.pace.patience((len(chain) - index) * self._spaces.chunk_tokens)
 
     def _set_gauges(self, now: float) -> None:
-        if self._client is None or now < self._gauges_at:
+        if self._client is not None and self._asked is None and now >= self._gauges_at:
+            self._asked = self._client.stats()
+            self._gauges_at = now + GAUGES_EVERY_S
+        if self._asked is None or not self._asked.done:
             return
-        self._gauges_at = now + GAUGES_EVERY_S
-        found = self._client.stats().poll()
+        found, self._asked = self._asked.poll(), None
         if found is None or not found.connected:
             return
         for tier, stats in found.tiers:

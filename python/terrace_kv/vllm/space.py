@@ -46,6 +46,11 @@ def why_not_cached(config: Any, kv_cache_config: Any) -> str | None:
     return None
 
 
+def payload_bytes(kv_cache_config: Any, blocks_per_chunk: int) -> int:
+    group = kv_cache_config.kv_cache_groups[0]
+    return group.kv_cache_spec.page_size_bytes * len(group.layer_names) * blocks_per_chunk
+
+
 def model_folder(model_config: Any) -> Path:
     if os.path.isdir(model_config.model):
         return Path(model_config.model)
@@ -65,7 +70,7 @@ class Spaces:
 
     def __init__(self, config: Any, kv_cache_config: Any, chunk_tokens: int) -> None:
         self._contents = Contents()
-        self._adapters: dict[int, Future[bytes]] = {}
+        self._adapters: dict[int, bytes] = {}  # By vLLM's number, as it was when it was first met.
         self._ids: dict[tuple[str, bytes], bytes] = {}
         self._complained = False
         self.chunk_tokens = chunk_tokens
@@ -107,23 +112,24 @@ class Spaces:
         """Whether the weights' digest is known by then, or known not to be."""
         return not concurrent.futures.wait([self._weights], timeout_s).not_done
 
-    def id(self, salt: str, lora: Any) -> bytes | None:
+    def adapter(self, lora: Any) -> Future[bytes]:
+        """Digest of a request's adapter. Asked for each request: vLLM may read the files again at any time, so what was
+        changed since it was first met has no name any more."""
+        return self._contents.run(self._adapter, lora.lora_int_id, Path(lora.lora_path))
+
+    def _adapter(self, lora_id: int, folder: Path) -> bytes:
+        digest = self._contents.folder(folder, (*WEIGHTS, ".json"), None)
+        if self._adapters.setdefault(lora_id, digest) != digest:
+            raise ValueError(f"{folder} was changed since adapter {lora_id} was first used; load it under another id")
+        return digest
+
+    def id(self, salt: str, adapter: Future[bytes] | None) -> bytes | None:
         """Never waits. None while a digest is not known, or if there is none."""
-        adapters: list[tuple[bytes, float]] = []
-        content = b""
+        if not self._weights.done() or (adapter is not None and not adapter.done()):
+            return None
         try:
-            if lora is not None:
-                known = self._adapters.get(lora.lora_int_id)
-                if known is None or getattr(lora, "load_inplace", False):
-                    known = self._contents.start(Path(lora.lora_path), (*WEIGHTS, ".json"))
-                    self._adapters[lora.lora_int_id] = known
-                if not known.done():
-                    return None
-                content = known.result()
-                adapters = [(content, 1.0)]
-            if not self._weights.done():
-                return None
             weights = self._weights.result()
+            content = adapter.result() if adapter is not None else b""
         except (OSError, ValueError) as error:
             if not self._complained:
                 logger.warning("Terrace does not cache: %s", error)
@@ -131,6 +137,7 @@ class Spaces:
             return None
         space = self._ids.get((salt, content))
         if space is None:
+            adapters = [(content, 1.0)] if content else []
             space = terrace_kv.space_id(weights=weights, adapters=adapters, salt=salt, **self._fields)
             if len(self._ids) < 4096:  # One a salt: bounded, however many there are.
                 self._ids[(salt, content)] = space

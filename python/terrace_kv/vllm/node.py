@@ -1,0 +1,87 @@
+"""A node for one engine whose worker is in another process than its scheduler."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import terrace_kv
+
+PR_SET_PDEATHSIG = 1
+DRAIN_S = 20.0
+# What a node is told, and which of them has to be set for it to be said.
+SETTINGS = {
+    "ram": (),
+    "shared": (),
+    "disk": (),
+    "disk-size": ("disk",),
+    "s3-bucket": (),
+    **{name: ("shared", "s3-bucket") for name in ("shared-size", "shared-ttl")},
+    "shared-free-min": ("shared",),
+    "allow-degraded": ("shared", "disk", "s3-bucket"),
+    **{
+        f"s3-{name}": ("s3-bucket",)
+        for name in (
+            "endpoint",
+            "prefix",
+            "region",
+            "ca-file",
+            "profile",
+            "access-key-id",
+            "secret-access-key",
+            "session-token",
+            "addressing",
+            "disable-tls",
+            "http2",
+            "sign-payload",
+            "connections",
+        )
+    },
+}
+_LIBC = ctypes.CDLL(None)
+
+
+def private_socket(engine_id: str) -> str:
+    """The same for both processes of an engine; short, as socket paths have to be."""
+    return str(Path(tempfile.gettempdir()) / f"terrace-{sha256(engine_id.encode()).hexdigest()[:16]}.sock")
+
+
+def program() -> str:
+    """`terrace` of this package's wheel, wherever it was installed."""
+    beside = Path(terrace_kv.__file__).parents[1] / "bin/terrace"
+    for candidate in (beside, Path(sys.prefix) / "bin/terrace"):
+        if candidate.is_file():
+            return str(candidate)
+    return shutil.which("terrace") or "terrace"
+
+
+class PrivateNode:
+    """Configured as a store in the process would be. Ends with whoever started it."""
+
+    def __init__(self, socket: str, setting: Callable[[str], str | None]) -> None:
+        # LMCache's file and the settings of engines are not for a node: it is told what they come to.
+        others = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_"))}
+        known = {name: value for name in SETTINGS if (value := setting(name))}
+        told = {name: value for name, value in known.items() if not SETTINGS[name] or known.keys() & SETTINGS[name]}
+        self._process = subprocess.Popen(
+            [program(), "node", "--socket", socket],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # A terminal's Ctrl-C is vLLM's; it then ends us.
+            preexec_fn=lambda: _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            env=others | {"TERRACE_" + name.upper().replace("-", "_"): value for name, value in told.items()},
+        )
+
+    def stop(self) -> None:
+        """What is queued for the tiers below RAM is written."""
+        self._process.terminate()
+        try:
+            self._process.wait(DRAIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

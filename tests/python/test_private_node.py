@@ -1,0 +1,42 @@
+"""Would catch: a private node that is configured otherwise than the engine it serves, or that outlives it."""
+
+import os
+import subprocess
+import textwrap
+from pathlib import Path
+
+
+def test_it_has_the_tiers_of_lmcaches_file(home: Path, tmp_path: Path) -> None:
+    share = tmp_path / "kv"
+    share.mkdir()
+    config = tmp_path / "lmcache.yaml"
+    config.write_text(
+        "max_local_cpu_size: 0.125\nsave_decode_cache: true\nremote_storage_plugins: ['fs']\n"
+        f"extra_config:\n  remote_storage_plugin.fs.base_path: {share}\n"
+    )
+    code = f"""
+        import time
+        from terrace_kv import Client
+        from terrace_kv.vllm.node import PrivateNode, private_socket
+        socket = private_socket({str(tmp_path)!r})
+        client = Client(node=socket)
+        node = PrivateNode(socket, client.setting)
+        deadline = time.monotonic() + 30
+        while not client.connected:
+            assert time.monotonic() < deadline
+        assert client.tier_names == ["ram", "shared_fs"], client.tier_names
+        assert client.setting("save-decode-cache") == "true"
+        node.stop()
+        print("fine")
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_"))}
+    done = subprocess.run(
+        [home / "bin/python", "-c", textwrap.dedent(code)],
+        env=environment | {"LMCACHE_CONFIG_FILE": str(config)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "fine\n"
