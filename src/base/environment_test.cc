@@ -27,8 +27,8 @@ TEST(Environment, VariableThatNobodyReadsNamesTheNearest) {
 }
 
 TEST(Environment, VariablesOfAllVerbsAndOfScriptsAreKnown) {
-  for (const char* known : {"TERRACE_RAM=1GiB", "TERRACE_STATIC_BACKENDS=x", "TERRACE_CONFIG_FILE=f", "TERRACE_CACHE=/c",
-                            "TERRACE_RMA=", "TERRACE_RMA", "TERRACED=1", "terrace_rma=1"}) {
+  for (const char* known : {"TERRACE_RAM=1GiB", "TERRACE_STATIC_BACKENDS=x", "TERRACE_CONFIG_FILE=f",
+                            "TERRACE_CACHE=/c", "TERRACE_RMA=", "TERRACE_RMA", "TERRACED=1", "terrace_rma=1"}) {
     EXPECT_EQ(Check(known), "") << known;
   }
 }
