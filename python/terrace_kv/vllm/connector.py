@@ -34,7 +34,7 @@ from .engine import (
     init_logger,
 )
 from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
-from .node import PrivateNode, private_socket
+from .node import PrivateNode, private_socket, unbound
 from .space import Spaces, payload_bytes, why_not_cached
 
 logger = init_logger("vllm.terrace")
@@ -65,7 +65,8 @@ class Instance:
         """`together`: scheduler and worker are in one process, and the store with them. Otherwise it is in a node."""
         with cls._lock:
             if engine_id not in cls._all:
-                cls._all[engine_id] = cls(engine_id, role, together)
+                with unbound():
+                    cls._all[engine_id] = cls(engine_id, role, together)
             return cls._all[engine_id]
 
     def __init__(self, engine_id: str, role: Any, together: bool) -> None:
@@ -128,12 +129,13 @@ class Worker(OffloadingWorker):
         self.requests: dict[int, str] = {}  # Of load jobs.
         self.failed: set[str] = set()  # Requests.
         if instance.caches:
-            instance.pages = Pages(
-                instance.client,
-                [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in self._tensors],
-                [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs],
-                blocks_per_chunk,
-            )
+            with unbound():
+                instance.pages = Pages(
+                    instance.client,
+                    [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in self._tensors],
+                    [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs],
+                    blocks_per_chunk,
+                )
             assert instance.pages.payload_bytes(0) == instance.payload_bytes, "vLLM's pages have padding"
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
 import terrace_kv
 
 PR_SET_PDEATHSIG = 1
+SYS_SET_MEMPOLICY, MPOL_DEFAULT = 238, 0  # x86-64.
 DRAIN_S = 20.0
 # What a node is told, and which of them has to be set for it to be said.
 SETTINGS = {
@@ -61,6 +63,25 @@ def program() -> str:
     return shutil.which("terrace") or "terrace"
 
 
+@contextmanager
+def unbound() -> Iterator[None]:
+    """What is started within may run on any core. vLLM binds its CPU worker to those that compute without a pause, and
+    threads and processes inherit that: they would hardly ever run."""
+    bound = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # Of these the kernel takes what the container has.
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def _prepare() -> None:
+    """In the node's process, before it is one."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.syscall(SYS_SET_MEMPOLICY, MPOL_DEFAULT, None, 0)  # Bound, too.
+
+
 class PrivateNode:
     """Configured as a store in the process would be. Ends with whoever started it."""
 
@@ -73,7 +94,7 @@ class PrivateNode:
             [program(), "node", "--socket", socket],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # A terminal's Ctrl-C is vLLM's; it then ends us.
-            preexec_fn=lambda: _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=_prepare,
             env=others | {"TERRACE_" + name.upper().replace("-", "_"): value for name, value in told.items()},
         )
 
