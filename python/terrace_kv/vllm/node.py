@@ -17,6 +17,9 @@ import terrace_kv
 PR_SET_PDEATHSIG = 1
 SYS_SET_MEMPOLICY, MPOL_DEFAULT = 238, 0  # x86-64.
 DRAIN_S = 20.0
+# LMCache's file and the settings of engines: a node is told what they come to. And what binds OpenMP's threads to the
+# cores that compute: it would bind the node, too.
+NOT_FOR_A_NODE = ("TERRACE_", "LMCACHE_", "OMP_", "GOMP_", "KMP_")
 # What a node is told, and which of them has to be set for it to be said.
 SETTINGS = {
     "ram": (),
@@ -86,8 +89,7 @@ class PrivateNode:
     """Configured as a store in the process would be. Ends with whoever started it."""
 
     def __init__(self, socket: str, setting: Callable[[str], str | None]) -> None:
-        # LMCache's file and the settings of engines are not for a node: it is told what they come to.
-        others = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_"))}
+        others = {k: v for k, v in os.environ.items() if not k.startswith(NOT_FOR_A_NODE)}
         known = {name: value for name in SETTINGS if (value := setting(name))}
         told = {name: value for name, value in known.items() if not SETTINGS[name] or known.keys() & SETTINGS[name]}
         self._process = subprocess.Popen(
