@@ -5,6 +5,7 @@ metrics.
 The samples are in tests/data/guide, to the letter. Only what stands in <...> is filled in.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -174,6 +175,17 @@ class Stack:
         environment = {**self.environment(seed), "TERRACE_LOAD_DEADLINE": "30s", "TERRACE_LOG_LEVEL": "debug"}
         return self._start(f"instance-{number}", arguments, environment, within=self.sample.within)
 
+    def doctor(self) -> subprocess.CompletedProcess[str]:
+        """Chapter 5, by the same file."""
+        sharing = ["--instances", f"{self.a.url},{self.b.url}", "--router", self.router.url, "--prompt-tokens", "600"]
+        return subprocess.run(
+            [*self.sample.within, terrace_binary(), "doctor", "--json", "--measure", "20ms", *sharing],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={"PATH": "/usr/bin:/bin", **self.environment("0")},
+        )
+
     def close(self) -> None:
         # The router first, by one signal: a second would end it at once. Instances stop side by side.
         codes = [self.servers.pop().stop()] if self.servers[-1].name == "router" else []
@@ -206,6 +218,12 @@ def test_the_guides_sample_shares_between_two_instances_behind_the_router(stack:
         assert routed.cached_tokens >= expected and routed.text == cold.text
     assert call(stack.router.url, "POST", "/v1/chat/completions", body).status == 401
 
+    doctor = stack.doctor()
+    assert doctor.returncode == 0, doctor.stdout
+    findings = {finding["id"]: finding for finding in json.loads(doctor.stdout)["findings"]}
+    assert findings["sharing.instance_2"]["severity"] == "ok"
+    assert sample.tier in findings["sharing.instance_2"]["measured"]["cached_by_tier"]
+
     logs = [server.log.read_text() for server in (a, b)]
     for log in logs:
         if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 100 << 30:
@@ -219,6 +237,6 @@ def test_the_guides_sample_shares_between_two_instances_behind_the_router(stack:
         line = rf"^{name} = {re.escape(value)} +\(file {re.escape(str(sample.config))}:\d+ \w+"
         assert re.search(line, config.stdout, re.MULTILINE | re.IGNORECASE), (name, config.stdout)
     told = [server.call("GET", path).body.decode() for server in (a, b) for path in ("/metrics", "/health")]
-    for text in [*logs, *told, config.stdout, config.stderr]:
+    for text in [*logs, *told, config.stdout, config.stderr, doctor.stdout, doctor.stderr]:
         for secret in sample.secrets:
             assert secret not in text
