@@ -135,6 +135,9 @@ TEST_F(NodeServerTest, WhatIsLentCanBeReadAndNotWrittenOrResized) {
   EXPECT_EQ(Mapping::Map(arena.get(), peer.arena_bytes, true), nullptr);
   EXPECT_NE(mprotect(mapping->bytes().data(), 4096, PROT_READ | PROT_WRITE), 0);
   EXPECT_NE(ftruncate(arena.get(), 0), 0);
+  struct stat status{};
+  ASSERT_EQ(fstat(arena.get(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0400u);  // Nor can another user open it anew by way of /proc.
 }
 
 TEST_F(NodeServerTest, AHandleEndsWithItsLeaseAndIsNobodyElses) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -78,7 +79,9 @@ Result<std::shared_ptr<RamArena>> RamArena::Open(const RamArenaOptions& options)
 
   const std::string attempt = "ram: map a sparse memfd for " + std::to_string(arena->bytes_max_) + " bytes: ";
   arena->fd_ = memfd_create("terrace-ram", MFD_CLOEXEC);
-  if (arena->fd_ < 0 || ftruncate(arena->fd_, static_cast<off_t>(arena->mapped_bytes_)) != 0) {
+  // A memfd begins with mode 0777: whoever is lent a read-only descriptor could open it anew for writing.
+  if (arena->fd_ < 0 || fchmod(arena->fd_, 0400) != 0 ||
+      ftruncate(arena->fd_, static_cast<off_t>(arena->mapped_bytes_)) != 0) {
     const int code = errno;
     return Fail(Code::kIo, attempt + ErrnoText(code) + "; ulimit -f must be unlimited", code);
   }
