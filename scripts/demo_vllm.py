@@ -154,7 +154,7 @@ def main() -> int:
     try:
         write_result({"ok": False})  # Until this run has proved otherwise.
         stack = Stack()
-        say("Terrace demo with vLLM: about 10 minutes on two cores, most of it four starts of vLLM.\n")
+        say("Terrace demo with vLLM: about 4 minutes on two cores, most of it four starts of vLLM.\n")
         good = prove(stack)
         if good:
             say("\nRight: every output equals the cold one, every whole chunk was a hit (out/demo.json).")
