@@ -231,7 +231,8 @@ class SharedFsTier final : public Tier {
   TimePoint time_at_;           // When to ask for the server's time again.
   bool scan_posted_ = false;
   TimePoint scan_at_, clean_at_, look_at_;
-  size_t looked_at_ = 0;  // Its directory.
+  size_t looked_at_ = 0;             // Its directory.
+  std::optional<Digest> seen_gone_;  // Looked at and not there; who removed it may have said so by the next look.
 
   std::mutex journal_mutex_;
   std::vector<JournalRecord> pending_;  // Guarded by journal_mutex_.
@@ -850,15 +851,21 @@ void SharedFsTier::ScanFrame(const Digest& key) {
   }  // Else it could not be read: a later scan sees.
 }
 
-// A known frame, of another directory each time. If it is gone, and nobody said so, others may be too.
+// A known frame, of another directory each time. If it is gone, and by the next look nobody has said so, others may be
+// gone too.
 void SharedFsTier::LookAtOne() {
+  if (const std::optional<Digest> gone = std::exchange(seen_gone_, std::nullopt)) {
+    if (!index_.Contains(*gone)) return;
+    ScanFrame(*gone);
+    const TimePoint began = scan_at_ - options_.scan_interval;  // The last scan.
+    if (!index_.Contains(*gone)) scan_at_ = std::min(scan_at_, began + kRescanMin);
+    return;
+  }
   for (size_t i = 0; i < kFanOut; ++i) {
     looked_at_ = (looked_at_ + 1) % kFanOut;
     if (index_.Empty(looked_at_)) continue;
     const Digest key = index_.Keys(looked_at_).front();
-    ScanFrame(key);
-    const TimePoint began = scan_at_ - options_.scan_interval;  // The last scan.
-    if (!index_.Contains(key)) scan_at_ = std::min(scan_at_, began + kRescanMin);
+    if (dir_.Prove(key).reason == Reason::kMissing) seen_gone_ = key;
     return;
   }
 }

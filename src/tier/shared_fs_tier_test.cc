@@ -1104,7 +1104,7 @@ TEST_F(SharedFsTier, FramesRemovedByHandAreNoticedLongBeforeTheNextScan) {
   node->Step(std::chrono::minutes(2));
   for (uint64_t n = 1; n <= 20; ++n) ASSERT_TRUE(node->Has(MakeFrame(n)));
   for (const auto& entry : fs::directory_iterator(dir_ + "/frames")) fs::remove_all(entry.path());
-  for (int i = 0; i < 12; ++i) node->Step();
+  for (int i = 0; i < 24; ++i) node->Step();
   EXPECT_EQ(node->tier->stats().frames, 0u);
   node->MustSave(MakeFrame(1));
   node->ExpectHit(MakeFrame(1));
