@@ -9,6 +9,7 @@ namespace terrace::sim {
 using std::chrono::seconds;
 
 Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket) : random(seed), on_bucket(bucket) {
+  guarded = seed % 3 == 2;
   const auto some = [&](double rate) { return random.OneIn(2) ? 0 : rate; };
   const auto every = [&](uint64_t low, uint64_t high) {
     return random.OneIn(2) ? seconds(0) : seconds(random.Between(low, high));
@@ -138,6 +139,7 @@ std::string Plan::Describe() const {
     every("disk_full", disk_full);
     every("disk_rot", disk_rot);
   }
+  rate("guarded", guarded);
   if (!tier_faults.empty()) text += ", tier faults " + tier_faults;
   return text;
 }

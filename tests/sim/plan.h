@@ -31,6 +31,7 @@ struct Plan {
   size_t load_queue_items = 64, save_queue_items = 64;
   uint64_t quarantine_files = 4;
   FaultRates rates;
+  bool guarded = false;     // Deadlines and breakers round the tiers, as in the program.
   std::string tier_faults;  // For a FaultTier above the share; empty: none.
   double erase = 0;         // Chance a turn.
   // Nodes share a bucket: what a mount alone does, does not happen.

@@ -6,6 +6,7 @@
 #include "tests/sim/sim_object_store.h"
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
+#include "tier/guard_tier.h"
 #include "tier/late_tier.h"
 #include "tier/s3_tier.h"
 #include "tier/shared_fs_tier.h"
@@ -31,11 +32,12 @@ SimNode::SimNode(World& world, std::string name)
                  .load = {world.scheduler, name_ + "-load", world.plan.load_threads},
                  .save = {world.scheduler, name_ + "-save", 2},
                  .background = {world.scheduler, name_ + "-index", 1},
-                 .faults = {world.scheduler, name_ + "-faults", 2}} {
+                 .faults = {world.scheduler, name_ + "-faults", 2},
+                 .guard = {world.scheduler, name_ + "-guard", 3}} {
   if (world.calm) Heal();
   std::vector<std::unique_ptr<Tier>> tiers;
-  tiers.push_back(OpenShared());
-  if (world.plan.has_disk) tiers.insert(tiers.begin(), OpenDisk());
+  tiers.push_back(Guarded(OpenShared()));
+  if (world.plan.has_disk) tiers.insert(tiers.begin(), Guarded(OpenDisk()));
   store_ = OpenStore({.ram_bytes_max = world.plan.ram_bytes,
                       .write_behind_bytes_max = world.plan.write_behind_bytes,
                       .save_in_flight_max = world.plan.save_in_flight,
@@ -43,6 +45,11 @@ SimNode::SimNode(World& world, std::string name)
                      std::move(tiers), metrics_)
                .value();
   world.log.Event(name_, "begins");
+}
+
+std::unique_ptr<Tier> SimNode::Guarded(std::unique_ptr<Tier> tier) {
+  if (!world_.plan.guarded) return tier;
+  return std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, executors_.guard, clock_);
 }
 
 std::unique_ptr<Tier> SimNode::OpenDirectory() {
@@ -139,8 +146,8 @@ std::unique_ptr<Tier> SimNode::OpenDisk() {
 }
 
 std::vector<SimExecutor*> SimNode::executors() {
-  std::vector<SimExecutor*> all = {&executors_.store, &executors_.load, &executors_.save, &executors_.background,
-                                   &executors_.faults};
+  std::vector<SimExecutor*> all = {&executors_.store,      &executors_.load,   &executors_.save,
+                                   &executors_.background, &executors_.faults, &executors_.guard};
   if (disk_executors_) {
     all.insert(all.end(),
                {&disk_executors_->load, &disk_executors_->save, &disk_executors_->background, &disk_executors_->late});

@@ -89,7 +89,7 @@ class SimNode {
 
  private:
   struct Executors {
-    SimExecutor store, load, save, background, faults;
+    SimExecutor store, load, save, background, faults, guard;
   };
   struct DiskExecutors {
     DiskExecutors(Scheduler& scheduler, const std::string& node)
@@ -101,6 +101,7 @@ class SimNode {
   };
   std::vector<SimExecutor*> executors();
   // A tier to be simulated is one function like these and a line in the constructor.
+  std::unique_ptr<Tier> Guarded(std::unique_ptr<Tier> tier);
   std::unique_ptr<Tier> OpenShared();  // A directory or a bucket.
   std::unique_ptr<Tier> OpenDirectory();
   std::unique_ptr<Tier> OpenBucket();
