@@ -160,8 +160,9 @@ void LoadFollower::WatchDeadlines() {
       continue;
     }
     const auto first = core_->live.begin();
-    if (first->first.first > std::chrono::steady_clock::now()) {
-      core_->changed.wait_until(lock, first->first.first);
+    const TimePoint deadline = first->first.first;  // By value: the load may be gone while this waits.
+    if (deadline > std::chrono::steady_clock::now()) {
+      core_->changed.wait_until(lock, deadline);
       continue;
     }
     const std::shared_ptr<Follow> follow = first->second;

@@ -111,7 +111,7 @@ struct Message {
   template <class T>
   std::vector<T> Items() const {
     std::vector<T> items(bytes.size() / sizeof(T));
-    std::memcpy(static_cast<void*>(items.data()), bytes.data(), items.size() * sizeof(T));
+    if (!items.empty()) std::memcpy(static_cast<void*>(items.data()), bytes.data(), items.size() * sizeof(T));
     return items;
   }
 };
