@@ -172,6 +172,9 @@ TEST_F(NodeDeath, AStoppedNodeIsAMissAtTheDeadline) {
   Join();
   ASSERT_TRUE(Save()->Wait(Soon()));
   kill(node, SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(waitpid(node, &status, WUNTRACED), node);  // All its threads stand.
+  ASSERT_TRUE(WIFSTOPPED(status));
   LoadRequest request = Request();
   request.deadline = Now() + 50ms;
   const auto call = client->Prefetch(request);
