@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/* NOLINTBEGIN(readability-identifier-naming): the names of C. */
 #define TERRACE_KEY_BYTES 32
 
 typedef struct terrace_client terrace_client;
@@ -91,6 +92,8 @@ const char* terrace_call_reason(const terrace_call* call, size_t index); /* "not
 size_t terrace_call_count(const terrace_call* call);
 /* Of a lease: its bytes, to be read. Of terrace_begin_save: room, to be written. Null for what is neither. */
 void* terrace_call_bytes(const terrace_call* call, size_t index);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -7,7 +7,7 @@
 
 #include "engine/generation.h"
 
-struct llama_sampler;
+struct llama_sampler;  // NOLINT(readability-identifier-naming): llama.cpp's.
 
 namespace terrace::engine {
 

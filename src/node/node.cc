@@ -124,7 +124,7 @@ int Serve(const config::Values& values) {
   if (activated && !IsPacketListener(listener->get())) {
     return Refuse("the socket of systemd is not of the kind needed: ListenSequentialPacket=");
   }
-  const std::string path = values.Text("socket");
+  const std::string& path = values.Text("socket");
   if (!listener) {
     Result<Fd> created = ListenAt(path);
     if (!created) return Refuse("--socket: " + created.error().what);

@@ -444,6 +444,11 @@ FrameProof SharedFsDir::Prove(const Digest& key) {
   return proof;
 }
 
+bool SharedFsDir::IsGone(const Digest& key) {
+  const auto file = io_.Open(FramePath(key), OpenMode::kRead);
+  return !file && file.error().os_error == ENOENT;
+}
+
 FrameProof SharedFsDir::ReadOnce(const Digest& key, const Digest& space, std::span<std::byte> into,
                                  const std::function<bool()>& stop, const Help& help) {
   OpenFrame open = OpenAndProve(key);

@@ -85,6 +85,8 @@ class SharedFsDir {
   // Opens the file under the key's name and checks its header against name and length. Payload and padding are not
   // read.
   FrameProof Prove(const Digest& key);
+  // Whether the server has nothing under the key's name. An open asks it, where a stat may be answered from memory.
+  bool IsGone(const Digest& key);
   // Offered work: other threads may call `work` to take part, any number of them, at any time, also when all is done.
   // `parts`: more threads than that have nothing to do.
   using Help = std::function<void(size_t parts, const std::function<void()>& work)>;

@@ -71,7 +71,7 @@ constexpr std::chrono::seconds kUsesWait{5};
 // A record of an eviction that comes within this time of the word that its frame is there may be the older of the two.
 constexpr int64_t kNewsOvertakeNs = 60'000'000'000;
 
-// One known frame is looked at so often: 4 KiB, and who removes files by hand is noticed soon, though not which.
+// One known frame is opened so often, and who removes files by hand is noticed soon, though not which.
 constexpr std::chrono::seconds kLookEvery{5};
 // Then a scan finds the others, so often at most.
 constexpr std::chrono::seconds kRescanMin{60};
@@ -865,7 +865,7 @@ void SharedFsTier::LookAtOne() {
     looked_at_ = (looked_at_ + 1) % kFanOut;
     if (index_.Empty(looked_at_)) continue;
     const Digest key = index_.Keys(looked_at_).front();
-    if (dir_.Prove(key).reason == Reason::kMissing) seen_gone_ = key;
+    if (dir_.IsGone(key)) seen_gone_ = key;
     return;
   }
 }

@@ -6,7 +6,7 @@
 //
 // Runs inside user-mode Linux (run.py, init.sh): the server's exports are directories here, and each host is a network
 // namespace of its own with a mount. NAME-a and NAME-b are two hosts with the same mount options: `default`, those that
-// mount(8) takes, and `documented`, those of docs/internals/shared_fs.md.
+// mount(8) takes, and `documented`, those of docs/operate/shared_fs.md.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -58,9 +58,9 @@ def missing(build: Path, tools: Path) -> str | None:
 
 
 def documented_options() -> str:
-    page = (ROOT / "docs/internals/shared_fs.md").read_text()
+    page = (ROOT / "docs/operate/shared_fs.md").read_text()
     found = re.search(r"mount -t nfs -o (\S+) SERVER:", page)
-    assert found, "docs/internals/shared_fs.md tells no `mount -t nfs -o OPTIONS SERVER:...`"
+    assert found, "docs/operate/shared_fs.md tells no `mount -t nfs -o OPTIONS SERVER:...`"
     return found.group(1)
 
 
