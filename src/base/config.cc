@@ -478,4 +478,20 @@ Result<std::string> ReadFile(const std::string& path, bool* others_may_read) {
   return text;
 }
 
+Option LogLevel() {
+  return {.name = "log-level",
+          .type = Type::kChoice,
+          .default_value = "info",
+          .help = "lines from this level on go to stderr",
+          .choices = {"debug", "info", "warn", "error"},
+          .metavar = "LEVEL"};
+}
+
+Result<uint32_t> Bounded(const Values& values, const char* name, int64_t low, int64_t high) {
+  const int64_t value = values.Int(name);
+  if (value >= low && value <= high) return static_cast<uint32_t>(value);
+  return Fail(Code::kInvalid, values.Place(name) + " " + std::to_string(value) + " is not between " +
+                                  std::to_string(low) + " and " + std::to_string(high));
+}
+
 }  // namespace terrace::config

@@ -98,6 +98,12 @@ std::string Help(const Schema& schema);
 // The table of docs/reference/config.md: of each option its flag, variable, key, type, default and meaning.
 std::string Reference(const Schema& schema);
 
+// --log-level, as each program has it (log::LevelNamed).
+Option LogLevel();
+
+// An integer option within bounds, 0 to 2^32 - 1 at most.
+Result<uint32_t> Bounded(const Values& values, const char* name, int64_t low, int64_t high);
+
 // D15. "5GiB" 5368709120, "5GB" 5000000000, "512MiB", "123" bytes; fractions allowed ("1.5GiB"), of a byte not. Not
 // negative, no leading zero.
 Result<uint64_t> ParseBytes(std::string_view text);

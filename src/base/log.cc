@@ -164,4 +164,10 @@ void LogToStderr(Level min_level) {
       min_level);
 }
 
+Level LevelNamed(std::string_view name) {
+  if (name == "debug") return Level::kDebug;
+  if (name == "warn") return Level::kWarn;
+  return name == "error" ? Level::kError : Level::kInfo;
+}
+
 }  // namespace terrace::log

@@ -16,6 +16,7 @@ class Clock;
 namespace terrace::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError };
+Level LevelNamed(std::string_view name);  // "debug", "info", "warn", "error"; another: kInfo.
 
 // A value of a field. Numbers print plainly; text is quoted only if it needs to be.
 class Value {

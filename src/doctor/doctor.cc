@@ -72,18 +72,18 @@ Result<Asked> ReadAsked(const config::Values& values) {
   Result<settings::Tiers> tiers = settings::ReadTiers(values);
   if (!tiers) return tl::unexpected(tiers.error());
   asked.tiers = *std::move(tiers);
-  const auto chunk = settings::Bounded(values, "chunk", 1, 4096);
+  const auto chunk = config::Bounded(values, "chunk", 1, 4096);
   if (!chunk) return tl::unexpected(chunk.error());
   asked.chunk_tokens = *chunk;
   asked.json = values.Bool("json");
   asked.measure.time = std::chrono::milliseconds(std::min<int64_t>(values.DurationMs("measure"), 60'000));
   for (const char* name : {"user-tokens", "prompt-tokens"}) {
-    if (const auto n = settings::Bounded(values, name, 1, 10'000'000); !n) return tl::unexpected(n.error());
+    if (const auto n = config::Bounded(values, name, 1, 10'000'000); !n) return tl::unexpected(n.error());
   }
   asked.payoff.chunk_tokens = asked.chunk_tokens;
   asked.payoff.user_tokens = static_cast<uint64_t>(values.Int("user-tokens"));
   if (values.IsSet("prefill-tps")) {
-    const auto rate = settings::Bounded(values, "prefill-tps", 1, 100'000'000);
+    const auto rate = config::Bounded(values, "prefill-tps", 1, 100'000'000);
     if (!rate) return tl::unexpected(rate.error());
     asked.payoff.prefill_tokens_per_s = *rate;
   }

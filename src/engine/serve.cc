@@ -181,13 +181,13 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.engine.load_deadline_ms = std::max<int64_t>(values.DurationMs("load-deadline"), 1);
   }
 
-  const auto port = settings::Bounded(values, "port", 0, 65535);
+  const auto port = config::Bounded(values, "port", 0, 65535);
   if (!port) return tl::unexpected(port.error());
   options.http.port = static_cast<uint16_t>(*port);
-  const auto queue = settings::Bounded(values, "queue-max", 1, 100'000);
+  const auto queue = config::Bounded(values, "queue-max", 1, 100'000);
   if (!queue) return tl::unexpected(queue.error());
   options.engine.queue_max = *queue;
-  const auto chunk = settings::Bounded(values, "chunk", kChunkStep, kChunkMax);
+  const auto chunk = config::Bounded(values, "chunk", kChunkStep, kChunkMax);
   if (!chunk) return tl::unexpected(chunk.error());
   if (*chunk % kChunkStep != 0) {
     return Fail(Code::kInvalid,
@@ -196,7 +196,7 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.engine.chunk_tokens = *chunk;
   options.engine.threads = PhysicalCores();
   if (values.IsSet("threads")) {
-    const auto threads = settings::Bounded(values, "threads", 1, 512);
+    const auto threads = config::Bounded(values, "threads", 1, 512);
     if (!threads) return tl::unexpected(threads.error());
     options.engine.threads = *threads;
   }
@@ -233,7 +233,7 @@ Result<void> FitToModel(const config::Values& values, const Model& model, ServeO
   }
   options.engine.engine_kv_tokens = options.engine.context_tokens;
   if (values.IsSet("engine-kv-tokens")) {
-    const auto kept = settings::Bounded(values, "engine-kv-tokens", 0, 1 << 26);
+    const auto kept = config::Bounded(values, "engine-kv-tokens", 0, 1 << 26);
     if (!kept) return tl::unexpected(kept.error());
     options.engine.engine_kv_tokens = *kept;
   }
@@ -252,12 +252,6 @@ Result<void> CapsHoldAChunk(const ServeOptions& options, const Store& store, con
     if (space) caps.shared_volume_bytes = space->total_bytes;
   }
   return HoldAChunk(caps, thread.chunk_bytes(), options.engine.chunk_tokens);
-}
-
-log::Level LevelOf(const std::string& name) {
-  if (name == "debug") return log::Level::kDebug;
-  if (name == "warn") return log::Level::kWarn;
-  return name == "error" ? log::Level::kError : log::Level::kInfo;
 }
 
 void WaitForWeights(const WeightsDigest& weights) {
@@ -369,7 +363,7 @@ int RunServe(const std::vector<std::string>& args) {
     std::fputs(parsed.values.Dump().c_str(), stdout);
     return 0;
   }
-  log::LogToStderr(LevelOf(parsed.values.Text("log-level")));
+  log::LogToStderr(log::LevelNamed(parsed.values.Text("log-level")));
   Result<ServeOptions> options = ReadOptions(parsed.values);
   if (!options) return Refuse(options.error().what);
   return Serve(parsed.values, std::move(*options));

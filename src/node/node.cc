@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "client/host.h"
 #include "http/server.h"
 #include "node/server.h"
@@ -32,12 +32,6 @@ constexpr std::chrono::seconds kStopGrace{3};  // Beyond the deadline. Then the 
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "terrace node: %s\n", why.c_str());
   return kUserMustMend;
-}
-
-log::Level LevelOf(const std::string& name) {
-  if (name == "debug") return log::Level::kDebug;
-  if (name == "warn") return log::Level::kWarn;
-  return name == "error" ? log::Level::kError : log::Level::kInfo;
 }
 
 // Of systemd's socket unit; it owns the file and its permissions.
@@ -75,26 +69,6 @@ void Notify(const std::string& state) {
   sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), size);
 }
 
-// Blocked before the first thread starts, so that only Wait sees them. A second one ends the program at once.
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-  }
-  void Wait() {
-    int signal = 0;
-    while (sigwait(&set_, &signal) != 0) {
-    }
-    pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
-  }
-
- private:
-  sigset_t set_{};
-};
-
 void Respond(const Host& host, const http::Request& request, http::Responder& responder) {
   if (request.path == "/metrics") {
     return responder.Send(200, {{"Content-Type", "text/plain; version=0.0.4"}}, host.metrics.Text());
@@ -109,9 +83,9 @@ void Respond(const Host& host, const http::Request& request, http::Responder& re
 int Serve(const config::Values& values) {
   const Result<settings::Tiers> tiers = settings::ReadTiers(values);
   if (!tiers) return Refuse(tiers.error().what);
-  const auto sessions = settings::Bounded(values, "sessions-max", 1, 10'000);
+  const auto sessions = config::Bounded(values, "sessions-max", 1, 10'000);
   if (!sessions) return Refuse(sessions.error().what);
-  const auto port = settings::Bounded(values, "metrics-port", 0, 65535);
+  const auto port = config::Bounded(values, "metrics-port", 0, 65535);
   if (!port) return Refuse(port.error().what);
   // What clients write to before it is committed is RAM, too.
   const uint64_t segments = values.IsSet("segments") ? values.Bytes("segments") : tiers->ram_bytes_max / 8;
@@ -201,12 +175,7 @@ config::Schema node::Schema() {
        .default_value = "25s",
        .help = "how long calls and saves under way may take after a stop signal",
        .metavar = "TIME"},
-      {.name = "log-level",
-       .type = Type::kChoice,
-       .default_value = "info",
-       .help = "lines from this level on go to stderr",
-       .choices = {"debug", "info", "warn", "error"},
-       .metavar = "LEVEL"}};
+      config::LogLevel()};
   schema.options.insert(schema.options.end(), std::begin(own), std::end(own));
   return schema;
 }
@@ -225,7 +194,7 @@ int RunNode(const std::vector<std::string>& args) {
     std::fputs(parsed->values.Dump().c_str(), stdout);
     return 0;
   }
-  log::LogToStderr(LevelOf(parsed->values.Text("log-level")));
+  log::LogToStderr(log::LevelNamed(parsed->values.Text("log-level")));
   return Serve(parsed->values);
 }
 

@@ -35,13 +35,6 @@ bool IsIpv6(const std::string& host) {
   return ::inet_pton(AF_INET6, host.c_str(), bytes.data()) == 1;
 }
 
-Result<int64_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
-  const int64_t value = values.Int(name);
-  if (value >= low && value <= high) return value;
-  return Fail(Code::kInvalid, values.Place(name) + " " + std::to_string(value) + " is not between " +
-                                  std::to_string(low) + " and " + std::to_string(high));
-}
-
 std::string Count(size_t n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
 }  // namespace
@@ -113,12 +106,7 @@ config::Schema Schema() {
                .default_value = "25s",
                .help = "how long running answers may take after a stop signal",
                .metavar = "TIME"},
-              {.name = "log-level",
-               .type = Type::kChoice,
-               .default_value = "info",
-               .help = "lines from this level on go to stderr",
-               .choices = {"debug", "info", "warn", "error"},
-               .metavar = "LEVEL"},
+              config::LogLevel(),
           }};
 }
 
@@ -162,10 +150,10 @@ Result<BackendAddress> ParseBackendUrl(std::string_view url) {
 Result<Options> ReadOptions(const config::Values& values) {
   Options options;
   options.http.host = values.Text("host");
-  const auto port = Bounded(values, "port", 0, 65535);
+  const auto port = config::Bounded(values, "port", 0, 65535);
   if (!port) return tl::unexpected(port.error());
   options.http.port = static_cast<uint16_t>(*port);
-  const auto threads = Bounded(values, "threads", 1, 256);
+  const auto threads = config::Bounded(values, "threads", 1, 256);
   if (!threads) return tl::unexpected(threads.error());
   options.http.threads = static_cast<size_t>(*threads);
   for (const char* name : {"first-byte-timeout", "idle-timeout"}) {

@@ -1,7 +1,6 @@
 #include "router/router.h"
 
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "http/server.h"
 #include "router/checks.h"
 #include "router/fleet.h"
@@ -27,34 +27,6 @@ int Refuse(const std::string& why) {
   std::fprintf(stderr, "terrace router: %s\n", why.c_str());
   return kUserMustMend;
 }
-
-log::Level LevelOf(const std::string& name) {
-  if (name == "debug") return log::Level::kDebug;
-  if (name == "warn") return log::Level::kWarn;
-  return name == "error" ? log::Level::kError : log::Level::kInfo;
-}
-
-// The signals that stop the program. Blocked before the first thread starts, so that all threads block them and only
-// WaitFor() sees them. After the first a second one ends the program at once, as people at a terminal expect.
-class StopSignals {
- public:
-  StopSignals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-  }
-  // True: one came. False: none within `time`.
-  bool WaitFor(std::chrono::milliseconds time) {
-    const timespec limit{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
-    if (sigtimedwait(&set_, nullptr, &limit) < 0) return false;
-    pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
-    return true;
-  }
-
- private:
-  sigset_t set_{};
-};
 
 void LogReady(const router::Options& options, uint16_t port) {
   const std::string& host = options.http.host;
@@ -87,7 +59,7 @@ int RunRouter(const std::vector<std::string>& args) {
   }
   const Result<router::Options> options = router::ReadOptions(parsed->values);
   if (!options) return Refuse(options.error().what);
-  log::LogToStderr(LevelOf(parsed->values.Text("log-level")));
+  log::LogToStderr(log::LevelNamed(parsed->values.Text("log-level")));
 
   StopSignals signals;
   const SystemClock clock;

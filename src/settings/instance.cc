@@ -145,12 +145,7 @@ std::vector<config::Option> InstanceOptions() {
        .help = "what a key does that LMCache itself does not know (LMCACHE_CONFIG_FILE, LMCACHE_*)",
        .choices = {"error", "warn"},
        .metavar = "WHAT"},
-      {.name = "log-level",
-       .type = Type::kChoice,
-       .default_value = "info",
-       .help = "lines from this level on go to stderr",
-       .choices = {"debug", "info", "warn", "error"},
-       .metavar = "LEVEL"},
+      config::LogLevel(),
   };
   const std::vector<config::Option> s3 = s3::Options();
   const auto after_disk = std::ranges::find(options, "chunk", &config::Option::name);
@@ -190,13 +185,6 @@ Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>
   loaded.lmcache_file = lmcache->file;
   loaded.secret_readable = lmcache->secret_readable;
   return loaded;
-}
-
-Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high) {
-  const int64_t value = values.Int(name);
-  if (value >= low && value <= high) return static_cast<uint32_t>(value);
-  return Fail(Code::kInvalid, values.Place(name) + " " + std::to_string(value) + " is not between " +
-                                  std::to_string(low) + " and " + std::to_string(high));
 }
 
 Result<Tiers> ReadTiers(const config::Values& values) {

@@ -33,9 +33,6 @@ struct Loaded {
 // by key; errors are one line.
 Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>& args);
 
-// An integer option within bounds.
-Result<uint32_t> Bounded(const config::Values& values, const char* name, int64_t low, int64_t high);
-
 // Where KV is kept.
 struct Tiers {
   uint64_t ram_bytes_max = 0;
