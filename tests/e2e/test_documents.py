@@ -41,7 +41,9 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
             line = up.stdout.readline()
             assert line, said
             said += line
-        yield {**ports, "/tmp/terrace-kv": shared, "/tmp/request.json": str(tmp_path / "request.json")}
+        # The guide's request sets no `max_tokens`: sampled, a small model can ramble until the context is full.
+        short = {'"model": "SmolLM2': '"max_tokens": 64, "model": "SmolLM2'}
+        yield {**ports, **short, "/tmp/terrace-kv": shared, "/tmp/request.json": str(tmp_path / "request.json")}
     finally:
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
