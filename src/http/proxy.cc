@@ -22,13 +22,14 @@ struct Forwarding {
   ForwardRequest what;
   std::unique_ptr<Route> route;
   ProxyOptions options;
-  bool repeated = false;  // It was sent on a kept connection that proved dead. Once is enough.
+  bool died = false;  // It was sent, and the connection ended without a byte. Once is enough.
 };
 
 struct Attempt {
   Ended ended = Ended::kUnreachable;
   int status = 0;
   std::string why;
+  bool kept = false;         // Over a connection that the backend had kept open.
   bool keep_client = false;  // The client has a whole message: its connection may go on.
 };
 
@@ -120,7 +121,7 @@ Async<bool> EndBrokenAnswer(Session& session, Upstream& upstream, const Backend&
   co_return false;
 }
 
-// One backend: over a connection that it kept open if there is one, over a new one if not, or if that proves dead.
+// One backend: over a connection that it kept open if there is one, and no other has died on this request.
 Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_ptr<Backend> backend) {
   const Backend::InFlight in_flight(*backend);
   const ForwardRequest& what = forwarding.what;
@@ -128,39 +129,34 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
   AppendRequestHead(what.request, backend->authority(), what.set_in_request, head);
 
   Attempt attempt;
-  std::unique_ptr<Upstream> upstream = forwarding.repeated ? nullptr : session.reactor.pool->Take(*backend);
-  bool reused = upstream != nullptr;
-  for (;; reused = false) {
-    if (!reused) {
-      Dialled dialled = co_await Dial(session, backend, forwarding.options.connect_timeout);
-      upstream = std::move(dialled.upstream);
-      if (!upstream) {
-        attempt.ended = session.abandoned() ? Ended::kClientLeft : Ended::kUnreachable;
-        attempt.why = std::move(dialled.why);
-        co_return attempt;
-      }
+  std::unique_ptr<Upstream> upstream = forwarding.died ? nullptr : session.reactor.pool->Take(*backend);
+  const bool kept = upstream != nullptr;
+  if (!kept) {
+    Dialled dialled = co_await Dial(session, backend, forwarding.options.connect_timeout);
+    upstream = std::move(dialled.upstream);
+    if (!upstream) {
+      attempt.ended = session.abandoned() ? Ended::kClientLeft : Ended::kUnreachable;
+      attempt.why = std::move(dialled.why);
+      co_return attempt;
     }
-    session.upstream = &upstream->conn;
-    upstream->reader.Reset({.to_head = session.exchange->style.to_head,
-                            .raw_body = session.exchange->style.raw_body,
-                            .close = session.exchange->style.close,
-                            .set = what.set_in_answer,
-                            .last_event = what.last_event});
-    // Whether all of it could be sent does not matter: a backend may answer (413, 401) and close before it read it.
-    session.timed_out = false;
-    (void)co_await WriteAll(session, upstream->conn, head, what.request.body, forwarding.options.send_timeout);
-    if (session.timed_out) {
-      attempt = {.ended = Ended::kTimedOut, .why = "it did not take the request in time"};
-    } else {
-      attempt = co_await RelayAnswer(session, *upstream, forwarding.options);
-    }
-    session.upstream = nullptr;
-    session.Disarm();
-    // It had closed the idle connection while the request was on its way. That tells nothing about the backend.
-    if (attempt.ended != Ended::kDied || !reused || session.abandoned()) break;
-    upstream.reset();
-    forwarding.repeated = true;
   }
+  session.upstream = &upstream->conn;
+  upstream->reader.Reset({.to_head = session.exchange->style.to_head,
+                          .raw_body = session.exchange->style.raw_body,
+                          .close = session.exchange->style.close,
+                          .set = what.set_in_answer,
+                          .last_event = what.last_event});
+  // Whether all of it could be sent does not matter: a backend may answer (413, 401) and close before it read it.
+  session.timed_out = false;
+  (void)co_await WriteAll(session, upstream->conn, head, what.request.body, forwarding.options.send_timeout);
+  if (session.timed_out) {
+    attempt = {.ended = Ended::kTimedOut, .why = "it did not take the request in time"};
+  } else {
+    attempt = co_await RelayAnswer(session, *upstream, forwarding.options);
+  }
+  attempt.kept = kept;
+  session.upstream = nullptr;
+  session.Disarm();
   if (attempt.ended == Ended::kCut) {
     attempt.keep_client = co_await EndBrokenAnswer(session, *upstream, *backend, attempt.why);
   }
@@ -191,15 +187,24 @@ Async<bool> AnswerByForwarding(std::shared_ptr<Session> session, std::shared_ptr
   Session& s = *session;
   s.Watch();
   Failure failure;
-  for (size_t attempts = 1; attempts <= forwarding->options.attempts_max; ++attempts) {
-    std::shared_ptr<Backend> backend = forwarding->route->Next();
-    if (!backend) break;
+  std::shared_ptr<Backend> backend = forwarding->route->Next();
+  std::shared_ptr<Backend> again;  // It had closed a kept connection, which tells nothing of it: the last resort.
+  for (size_t backends = 1; backend;) {
     Attempt attempt = co_await TryBackend(s, *forwarding, backend);
     forwarding->route->Report(*backend, attempt.ended, attempt.status, attempt.why);
     const bool answered = attempt.ended == Ended::kAnswered || attempt.ended == Ended::kCut;
     if (answered || attempt.ended == Ended::kClientLeft) co_return attempt.keep_client;
-    failure = Describe(attempt, *backend, attempts);
-    if (attempt.ended != Ended::kUnreachable) break;  // What may have been understood is not asked for twice.
+    failure = Describe(attempt, *backend, backends);
+    const bool died = attempt.ended == Ended::kDied;
+    const bool go_on = died ? !std::exchange(forwarding->died, true) : attempt.ended == Ended::kUnreachable;
+    if (!go_on) break;
+    if (died && attempt.kept) again = backend;
+    backend = backends < forwarding->options.attempts_max ? forwarding->route->Next() : nullptr;
+    if (backend) {
+      ++backends;
+    } else {
+      backend = std::exchange(again, nullptr);
+    }
   }
   const std::string body = ErrorBody(failure.message, ErrorType(failure.status), failure.code);
   Headers headers = forwarding->what.set_in_answer;

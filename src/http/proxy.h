@@ -86,7 +86,8 @@ class Route {
   virtual ~Route() = default;
   // The backend of the next attempt; null: there is none (left).
   virtual std::shared_ptr<Backend> Next() = 0;
-  // Once per Next that gave a backend. `status`: of the answer, 0 if none began. `why`: for people, "" if answered.
+  // After each attempt: mostly one per Next, two if a backend is asked anew. `status`: of the answer, 0 if none began.
+  // `why`: for people, "" if answered.
   virtual void Report(Backend& backend, Ended ended, int status, const std::string& why) = 0;
 };
 
@@ -111,8 +112,10 @@ struct ForwardRequest {
 // attempt succeeded: an error of 502, 503 or 504 in OpenAI's shape. The answer breaks off: an event stream is ended
 // with an event that carries an error; anything else is cut where it broke.
 //
-// A request is sent a second time only if the first went out on a connection that had been kept open, and that closed
-// without a byte: the backend most likely closed it before it saw the request.
+// A request goes to another backend if the first can't be reached, or dies before the first byte of an answer: nothing
+// that backends compute has an effect but their answer. It is sent twice at most, the second time over a new
+// connection; to the same backend only if that had closed a connection that was kept open, and no other could be
+// reached.
 void Forward(std::shared_ptr<Responder> responder, ForwardRequest request, std::unique_ptr<Route> route,
              const ProxyOptions& options);
 

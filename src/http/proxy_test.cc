@@ -94,9 +94,15 @@ void Serve(TestSocket& socket, const std::string& answer) {
   }
 }
 
+// Nobody listens on it, and nobody else gets it as long as this process lives: it stays bound.
 uint16_t DeadPort() {
-  TestBackend backend([](TestSocket&) {});
-  return backend.port();  // Free again once this returns.
+  const int bound = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t size = sizeof address;
+  const bool good = ::bind(bound, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                    ::getsockname(bound, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  TERRACE_ASSERT(good);
+  return ntohs(address.sin_port);
 }
 
 TEST(HttpProxy, PassesRequestAndAnswerOn) {
@@ -175,26 +181,43 @@ TEST(HttpProxy, TriesAnotherBackendIfTheFirstRefuses) {
   EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kUnreachable, Ended::kAnswered));
 }
 
-TEST(HttpProxy, DoesNotSendARequestAgainThatDiedOnANewConnection) {
+// D25.
+TEST(HttpProxy, SendsARequestToAnotherBackendIfTheFirstDiesBeforeTheFirstByte) {
+  for (const bool reset : {false, true}) {
+    std::atomic<int> asked = 0;
+    TestBackend dies([&](TestSocket& socket) {
+      ReadWholeRequest(socket);
+      ++asked;
+      if (reset) socket.Reset();
+    });
+    TestBackend good([&](TestSocket& socket) { Serve(socket, Answer("good")); });
+    Proxied proxy({dies.port(), good.port()});
+    TestSocket client = proxy.Client();
+    client.SendAll(kPost);
+    EXPECT_EQ(client.ReadAnswer().body, "good");
+    EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 2; }));
+    EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kDied, Ended::kAnswered));
+    EXPECT_EQ(asked, 1);
+  }
+}
+
+// What kills one backend may kill all of them: it gets two.
+TEST(HttpProxy, SendsARequestThatKillsToTwoBackendsAtMost) {
   std::atomic<int> asked = 0;
   TestBackend dies([&](TestSocket& socket) {
-    ++asked;
     ReadWholeRequest(socket);
+    ++asked;
     socket.Reset();
   });
-  TestBackend good([&](TestSocket& socket) {
-    ++asked;
-    Serve(socket, Answer("good"));
-  });
-  Proxied proxy({dies.port(), good.port()});
+  Proxied proxy({dies.port(), dies.port(), dies.port()});
   TestSocket client = proxy.Client();
   client.SendAll(kPost);
   const TestAnswer answer = client.ReadAnswer();
-  EXPECT_EQ(answer.status, 502) << "the backend may have begun to work on it";
+  EXPECT_EQ(answer.status, 502);
   EXPECT_THAT(answer.body, HasSubstr("upstream_failed"));
-  EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 1; }));
-  EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kDied));
-  EXPECT_EQ(asked, 1);
+  EXPECT_THAT(answer.body, HasSubstr("the last of 2 tried"));
+  EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 2; }));
+  EXPECT_EQ(asked, 2);
 }
 
 TEST(HttpProxy, SendsARequestTwiceAtMostHoweverManyConnectionsProveDead) {
@@ -210,40 +233,37 @@ TEST(HttpProxy, SendsARequestTwiceAtMostHoweverManyConnectionsProveDead) {
     }
     socket.Reset();
   });
-  TestBackend good([&](TestSocket& socket) {
-    ++requests;
-    Serve(socket, Answer("good"));
-  });
-  Proxied proxy({dies.port(), good.port()});
-  TestSocket client = proxy.Client();
-  client.SendAll(kPost);
-  EXPECT_EQ(client.ReadAnswer().body, "a");
-  requests = 0;
-  client.SendAll(kPost);
-  EXPECT_EQ(client.ReadAnswer().status, 502);
-  EXPECT_EQ(requests, 2);
+  for (const bool alone : {true, false}) {
+    connections = 0;
+    Proxied proxy(alone ? std::vector{dies.port()} : std::vector{dies.port(), dies.port(), dies.port()});
+    TestSocket client = proxy.Client();
+    client.SendAll(kPost);
+    EXPECT_EQ(client.ReadAnswer().body, "a");
+    requests = 0;
+    client.SendAll(kPost);
+    EXPECT_EQ(client.ReadAnswer().status, 502);
+    EXPECT_EQ(requests, 2);
+  }
 }
 
-TEST(HttpProxy, SendsARequestToAnotherBackendIfItsConnectionProvesDeadAndTheBackendIsGone) {
-  TestFlag dead;
-  auto dies = std::make_unique<TestBackend>([&](TestSocket& socket) {
+// It has closed an idle connection, and the other is down: the first is well, and asked anew.
+TEST(HttpProxy, AsksABackendAnewIfItsConnectionProvesDeadAndNoOtherCanBeReached) {
+  std::atomic<int> connections = 0;
+  TestBackend backend([&](TestSocket& socket) {
+    ++connections;
     ReadWholeRequest(socket);
     socket.SendAll(Answer("a"));
     ReadWholeRequest(socket);
-    dead.Wait();  // Nobody listens any more.
-    socket.Reset();
   });
-  TestBackend good([](TestSocket& socket) { Serve(socket, Answer("good")); });
-  Proxied proxy({dies->port(), good.port()});
+  Proxied proxy({backend.port(), DeadPort(), DeadPort()});
   TestSocket client = proxy.Client();
-  client.SendAll(kPost);
-  EXPECT_EQ(client.ReadAnswer().body, "a");
-  client.SendAll(kPost);
-  std::thread stop([&] { dies->Stop(); });
-  EXPECT_TRUE(Eventually([&] { return !TestSocket::Dial(proxy.backends[0]->port()).connected(); }));
-  dead.Set();
-  EXPECT_EQ(client.ReadAnswer().body, "good");
-  stop.join();
+  for (int i = 0; i < 2; ++i) {
+    client.SendAll(kPost);
+    EXPECT_EQ(client.ReadAnswer().body, "a");
+  }
+  EXPECT_EQ(connections, 2);
+  EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 4; }));
+  EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kAnswered, Ended::kDied, Ended::kUnreachable, Ended::kAnswered));
 }
 
 TEST(HttpProxy, DoesNotAskTwiceOnceAnAnswerBegan) {
@@ -311,8 +331,8 @@ TEST(HttpProxy, UsesAConnectionAgainAndANewOneIfThatProvesDead) {
     client.SendAll(kPost);
     EXPECT_EQ(client.ReadAnswer().body, "a") << "the third goes out again on a second connection";
     EXPECT_EQ(connections, 2);
-    EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 3; }));
-    EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kAnswered, Ended::kAnswered, Ended::kAnswered));
+    EXPECT_TRUE(Eventually([&] { return proxy.log.All().size() == 4; }));
+    EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kAnswered, Ended::kAnswered, Ended::kDied, Ended::kAnswered));
   }
   EXPECT_TRUE(closed.Wait());
 }

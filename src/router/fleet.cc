@@ -35,15 +35,16 @@ class Fleet::RoundRobin final : public http::Route {
       }
       return nullptr;
     };
-    current_ = choose(true);
-    if (current_ == nullptr) current_ = choose(false);  // Better a long shot than a refusal.
-    if (current_ == nullptr) return nullptr;
-    tried_.push_back(current_);
-    return current_->backend;
+    Member* member = choose(true);
+    if (member == nullptr) member = choose(false);  // Better a long shot than a refusal.
+    if (member == nullptr) return nullptr;
+    tried_.push_back(member);
+    return member->backend;
   }
 
-  void Report(http::Backend&, http::Ended ended, int, const std::string& why) override {
-    fleet_.Note(*current_, ended, why);
+  void Report(http::Backend& backend, http::Ended ended, int, const std::string& why) override {
+    const auto is_it = [&](const Member* member) { return member->backend.get() == &backend; };
+    fleet_.Note(**std::ranges::find_if(tried_, is_it), ended, why);
   }
 
  private:
@@ -52,7 +53,6 @@ class Fleet::RoundRobin final : public http::Route {
   const TimePoint begin_;
   const size_t first_;
   std::vector<Member*> tried_;
-  Member* current_ = nullptr;
 };
 
 Fleet::Fleet(const std::vector<StaticBackend>& backends, const Clock& clock, Metrics& metrics)

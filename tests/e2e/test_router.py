@@ -268,12 +268,22 @@ def test_a_router_without_backends_says_503_and_recovers_by_itself(fakes, route)
     assert router.health()["status"] == "ok"
 
 
-def test_a_request_that_dies_with_its_backend_is_not_sent_to_another(fakes, route):
-    dying, alive = fakes(lambda request: request.die()), fakes(named("alive"))
+# D25.
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_request_whose_backend_dies_before_the_first_byte_goes_to_another(fakes, route, reset):
+    dying, alive = fakes(lambda request: request.die(reset)), fakes(named("alive"))
     router = route((dying.url, "m"), (alive.url, "m"))
-    assert sorted(ask(router).status for _ in range(4)) == [200, 200, 502, 502]
-    assert len(alive.calls) == 2, "nobody knows how far the first one came with the others"
-    assert len(dying.calls) <= 4, "twice at most, and only on a connection that had been kept"
+    assert [ask(router).json()["from"] for _ in range(4)] == ["alive"] * 4
+    assert (len(dying.calls), len(alive.calls)) == (2, 4)
+
+
+def test_a_request_that_kills_backends_gets_two(fakes, route):
+    dying = [fakes(lambda request: request.die()) for _ in range(3)]
+    router = route(*((fake.url, "m") for fake in dying))
+    for asked in (2, 4, 6):
+        reply = ask(router)
+        assert (reply.status, reply.json()["error"]["code"]) == (502, "upstream_failed")
+        assert sum(len(fake.calls) for fake in dying) == asked
 
 
 def test_a_stream_that_dies_ends_with_an_error_event(fakes, route):
