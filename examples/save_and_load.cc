@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 using namespace std::chrono_literals;
@@ -28,8 +27,7 @@ int main(int argc, char** argv) {
   }
   const std::unique_ptr<terrace::Client> client = *std::move(opened);
   const auto soon = [] { return std::chrono::steady_clock::now() + 5s; };
-  for (int i = 0; i < 500 && !client->connected(); ++i)
-    std::this_thread::sleep_for(10ms);  // A node is joined meanwhile.
+  if (!client->connected()) std::fprintf(stderr, "no node there: everything is computed\n");
 
   // Everything that must be equal for two engines to share KV. A real engine fills in all fields.
   terrace::SpaceFields fields;

@@ -49,11 +49,13 @@ namespace terrace {
 inline constexpr size_t kCallItemsMax = 4096;
 
 struct ClientOptions {
-  // Socket of a node. "": what the setting `node` says; if that is not set either, a store in this process.
+  // Socket of a node; `@name`: one without a file. "": what the setting `node` says; if that is not set either, a store
+  // in this process.
   std::string node;
   // By the names of `terrace serve`: {{"ram", "8GiB"}, {"shared", "/mnt/kv"}}. They win over the environment and its
   // files, which count as they do for programs: TERRACE_*, TERRACE_CONFIG_FILE, LMCACHE_CONFIG_FILE. With a node, those
-  // of tiers are not used: they are the node's.
+  // of tiers are not used: they are the node's. Of its own a client has `node`, and `node-wait` (1s): how long Open
+  // waits for a node that listens, so that the first calls already find it. One that is not there is not waited for.
   std::vector<std::pair<std::string, std::string>> settings;
   size_t copy_threads = 2;  // That copy to callers' buffers and verify.
   size_t calls_max = 4096;  // Not yet settled. Beyond: settled at once as declined, or as a miss, with kFull.
@@ -162,6 +164,11 @@ struct ClientStats {
   uint64_t pinned_bytes = 0;   // By Pin.
   uint64_t sessions = 0;       // Of a node.
 };
+
+// Where log lines go (docs/reference/events.md), from kInfo on; called from any thread, several at once. Without it,
+// warnings go to stderr. Before the first client is opened.
+enum class LogLevel { kDebug, kInfo, kWarn, kError };
+void LogTo(std::function<void(LogLevel level, std::string_view line)> sink);
 
 class Client {
  public:

@@ -26,8 +26,13 @@ typedef struct terrace_call terrace_call;
 /* As terrace::Outcome. */
 enum { TERRACE_HIT = 0, TERRACE_MISS = 1, TERRACE_DECLINED = 2, TERRACE_FAILED = 3, TERRACE_PENDING = -1 };
 
+/* Log lines go to `sink`, from any thread; level 1 informs, 2 warns, 3 is an error. Without it, warnings go to stderr.
+ * Before the first client is opened. */
+void terrace_log_to(void (*sink)(void* context, int level, const char* line), void* context);
+
 /* `node`: a node's socket; null or "": what settings and environment say, else a store in this process. `settings`:
- * name, value, name, value, ..., null; may be null. Null on failure. */
+ * name, value, name, value, ..., null; may be null. A node that listens is waited for, for a second at most (setting
+ * node-wait); without one all loads are misses until it is there. Null on failure. */
 terrace_client* terrace_open(const char* node, const char* const* settings, char* error, size_t error_bytes);
 /* Saves under way are finished until the deadline. Calls' handles may be freed later. */
 void terrace_close(terrace_client* client, int64_t deadline_ms);

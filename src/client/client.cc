@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <utility>
 
 #include "base/config.h"
 #include "base/log.h"
@@ -22,6 +24,11 @@ config::Schema ClientSchema() {
   }
   schema.options.push_back(
       {.name = "node", .type = config::Type::kText, .help = "socket of the node that keeps KV", .metavar = "PATH"});
+  schema.options.push_back({.name = "node-wait",
+                            .type = config::Type::kDuration,
+                            .default_value = "1s",
+                            .help = "how long to wait for a node that listens, when a client is opened",
+                            .metavar = "TIME"});
   return schema;
 }
 
@@ -35,7 +42,15 @@ std::vector<std::string> AsFlags(const ClientOptions& options) {
   return flags;
 }
 
+std::atomic<bool> log_chosen{false};  // Who sets it first decides; set before our threads start.
+
 }  // namespace
+
+void LogTo(std::function<void(LogLevel level, std::string_view line)> sink) {
+  log_chosen.store(true);
+  log::SetSink(
+      [sink = std::move(sink)](log::Level level, std::string_view line) { sink(static_cast<LogLevel>(level), line); });
+}
 
 Result<std::unique_ptr<Host>> OpenHost(const settings::Tiers& tiers, const StoreOptions& options) {
   auto host = std::make_unique<Host>();
@@ -49,6 +64,7 @@ Result<std::unique_ptr<Host>> OpenHost(const settings::Tiers& tiers, const Store
 }
 
 Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options) {
+  if (!log_chosen.exchange(true)) log::LogToStderr(log::Level::kWarn);
   const Result<settings::Loaded> loaded = settings::Load(ClientSchema(), AsFlags(options));
   if (!loaded) return Fail(loaded.error(), "client");
   if (loaded->secret_readable) {
@@ -60,6 +76,7 @@ Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options) {
   const config::Values& values = loaded->parsed.values;
   const LocalOptions local{.copy_threads = options.copy_threads,
                            .calls_max = options.calls_max,
+                           .node_wait = std::chrono::milliseconds(values.DurationMs("node-wait")),
                            .setting = [values](std::string_view name) { return values.Written(name); }};
   if (values.IsSet("node")) return NewNodeClient(local, values.Text("node"));
   Result<settings::Tiers> tiers = settings::ReadTiers(values);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -122,6 +123,12 @@ void Tell(const std::string& text, char* out, size_t out_bytes) {
 }  // namespace
 
 extern "C" {
+
+void terrace_log_to(void (*sink)(void* context, int level, const char* line), void* context) {
+  terrace::LogTo([sink, context](terrace::LogLevel level, std::string_view line) {
+    sink(context, static_cast<int>(level), std::string(line).c_str());
+  });
+}
 
 terrace_client* terrace_open(const char* node, const char* const* settings, char* error, size_t error_bytes) {
   terrace::ClientOptions options;

@@ -1,6 +1,7 @@
 // The client of a store in this process.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@ class Pins;
 struct LocalOptions {
   size_t copy_threads = 2;
   size_t calls_max = 4096;
+  std::chrono::milliseconds node_wait{1000};  // For a node that listens, when the client is made.
   std::function<std::optional<std::string>(std::string_view)> setting = [](std::string_view) { return std::nullopt; };
 };
 

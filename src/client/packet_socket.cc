@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <filesystem>
 
 #include "client/wire.h"
 
@@ -25,19 +27,29 @@ Result<Fd> NewSocket() {
   return fd;
 }
 
-Result<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return Fail(Code::kInvalid,
-                "socket " + path + ": a path has 1 to " + std::to_string(sizeof address.sun_path - 1) + " characters");
+bool HasFile(const std::string& path) { return path.front() != '@'; }
+
+struct Address {
+  sockaddr_un at{};
+  socklen_t length = sizeof(sockaddr_un);
+  // The interface of sockets speaks of sockaddr.
+  const sockaddr* any() const { return reinterpret_cast<const sockaddr*>(&at); }
+};
+
+Result<Address> AddressOf(const std::string& path) {
+  Address address;
+  address.at.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.at.sun_path) {
+    return Fail(Code::kInvalid, "socket " + path + ": a path has 1 to " +
+                                    std::to_string(sizeof address.at.sun_path - 1) + " characters");
   }
-  path.copy(address.sun_path, path.size());
+  path.copy(address.at.sun_path, path.size());
+  if (!HasFile(path)) {
+    address.at.sun_path[0] = 0;
+    address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  }
   return address;
 }
-
-// The interface of sockets speaks of sockaddr.
-const sockaddr* AsAny(const sockaddr_un& address) { return reinterpret_cast<const sockaddr*>(&address); }
 
 }  // namespace
 
@@ -69,29 +81,32 @@ Result<Fd> NewSharedMemory(const char* name, size_t bytes) {
 }
 
 Result<Fd> ConnectTo(const std::string& path) {
-  const Result<sockaddr_un> address = AddressOf(path);
+  const Result<Address> address = AddressOf(path);
   if (!address) return tl::unexpected(address.error());
   Result<Fd> fd = NewSocket();
   if (!fd) return fd;
-  if (connect(fd->get(), AsAny(*address), sizeof *address) != 0) {
+  // Room for the largest message, whatever the system's default is.
+  const int room = 2 * wire::kMessageBytesMax;
+  setsockopt(fd->get(), SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  if (connect(fd->get(), address->any(), address->length) != 0) {
     return Fail(Code::kUnavailable, "connect " + path + ": " + std::strerror(errno), errno);
   }
   return fd;
 }
 
 Result<Fd> ListenAt(const std::string& path) {
-  const Result<sockaddr_un> address = AddressOf(path);
+  const Result<Address> address = AddressOf(path);
   if (!address) return tl::unexpected(address.error());
   const Result<Fd> other = ConnectTo(path);
   if (other || other.error().os_error == EAGAIN) {
     return Fail(Code::kInvalid, "listen " + path + ": another node is there");
   }
-  if (other.error().os_error == ECONNREFUSED) unlink(path.c_str());
+  if (other.error().os_error == ECONNREFUSED && HasFile(path)) unlink(path.c_str());
   Result<Fd> fd = NewSocket();
   if (!fd) return fd;
   // The file is made with these permissions: nobody slips in before they are set. Before threads start.
   const mode_t mask = umask(0117);
-  const int bound = bind(fd->get(), AsAny(*address), sizeof *address);
+  const int bound = bind(fd->get(), address->any(), address->length);
   const int why = errno;
   umask(mask);
   if (bound != 0) return Fail(Code::kIo, "listen " + path + ": " + std::strerror(why), why);
@@ -99,16 +114,29 @@ Result<Fd> ListenAt(const std::string& path) {
   return fd;
 }
 
+bool MayBeAnybodys(const std::string& path) {
+  if (!HasFile(path)) return true;
+  struct stat folder{};
+  return stat(std::filesystem::absolute(path).parent_path().c_str(), &folder) != 0 || (folder.st_mode & S_IWOTH) != 0;
+}
+
+bool IsOneOf(const Peer& peer, uid_t user, gid_t group) {
+  return peer.uid == 0 || peer.uid == user || peer.gid == group ||
+         std::ranges::find(peer.groups, group) != peer.groups.end();
+}
+
 bool PeerIsOurs(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  if (peer.uid == 0 || peer.uid == geteuid() || peer.gid == getegid()) return true;
-  std::vector<gid_t> groups(64);
-  length = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &length) != 0) return false;
-  groups.resize(length / sizeof(gid_t));
-  return std::ranges::find(groups, getegid()) != groups.end();
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return false;
+  Peer peer{.uid = credentials.uid, .gid = credentials.gid, .groups = std::vector<gid_t>(64)};
+  for (;;) {
+    length = static_cast<socklen_t>(peer.groups.size() * sizeof(gid_t));
+    const bool read = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &length) == 0;
+    const bool more = !read && errno == ERANGE && length > peer.groups.size() * sizeof(gid_t);
+    peer.groups.resize(read || more ? length / sizeof(gid_t) : 0);
+    if (!more) return IsOneOf(peer, geteuid(), getegid());
+  }
 }
 
 Sent SendMessage(int fd, std::span<const std::byte> message, int passed) {

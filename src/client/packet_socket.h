@@ -47,11 +47,19 @@ class Mapping {
 Result<Fd> NewSharedMemory(const char* name, size_t bytes);
 
 // Creates the socket file, for owner and group. A file that nobody listens on is replaced; one that somebody does is an
-// error.
+// error. `@name` has no file: it is a name of this host's (of its network namespace), gone with who listens.
 Result<Fd> ListenAt(const std::string& path);
 Result<Fd> ConnectTo(const std::string& path);
-// Who is on the other side: our user, root, or a member of our group.
+// Anybody on this host could have been there first: it has no file, or one where all may make files.
+bool MayBeAnybodys(const std::string& path);
+// Who is on the other side is one of us: our user, root, or a member of our group.
 bool PeerIsOurs(int fd);
+struct Peer {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  std::vector<gid_t> groups;  // The others.
+};
+bool IsOneOf(const Peer& peer, uid_t user, gid_t group);
 
 enum class Sent { kYes, kLater, kBroken };
 Sent SendMessage(int fd, std::span<const std::byte> message, int passed = -1);

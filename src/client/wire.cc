@@ -95,6 +95,16 @@ Result<Message> Decode(std::span<const std::byte> datagram) {
   return message;
 }
 
+std::optional<uint16_t> VersionOf(std::span<const std::byte> datagram) {
+  uint32_t magic = 0;
+  uint16_t version = 0;
+  if (datagram.size() < offsetof(Header, call)) return std::nullopt;
+  std::memcpy(&magic, datagram.data() + offsetof(Header, magic), sizeof magic);
+  std::memcpy(&version, datagram.data() + offsetof(Header, version), sizeof version);
+  if (magic != kMagic) return std::nullopt;
+  return version;
+}
+
 uint64_t HashOf(const SegmentHashes& hashes) { return Xxh3_64(std::as_bytes(std::span(hashes))); }
 
 }  // namespace terrace::wire

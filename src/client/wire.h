@@ -5,12 +5,16 @@
 // whatever the kind does not use, and every item within its bounds. Nothing that passes it can make its reader index
 // out of range by an enumerator; handles, offsets and sizes are the reader's to check. docs/internals/node.md says what
 // is sent when.
+//
+// The first eight bytes, magic, version and kind, are the same in every version: a node answers what has another
+// version with a hello of its own, so that the other side can say which one is there.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -22,7 +26,7 @@
 namespace terrace::wire {
 
 inline constexpr uint32_t kMagic = 0x444e5254;  // "TRND".
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 1;         // Another one for every change of what follows.
 
 enum class Kind : uint16_t {
   // To the node.                 numbers                               items
@@ -97,6 +101,7 @@ struct TierItem {
 template <class T>
 inline constexpr bool kFlat = std::has_unique_object_representations_v<T> && std::is_trivially_copyable_v<T>;
 static_assert(sizeof(Header) == 96 && kFlat<Header>);
+static_assert(sizeof(FrameInfo) == 128 && kReasonCount == 17);  // They travel, too: a change is another version.
 static_assert(kFlat<FrameInfo> && kFlat<CommitItem> && kFlat<LoadedItem> && kFlat<SavedItem> && kFlat<TierItem>);
 
 // A client splits what is longer, a node what it answers.
@@ -117,6 +122,8 @@ struct Message {
 };
 
 Result<Message> Decode(std::span<const std::byte> datagram);
+// Nothing if it is no message of ours, of whatever version.
+std::optional<uint16_t> VersionOf(std::span<const std::byte> datagram);
 
 // Sets header.count.
 template <class T>
@@ -128,6 +135,10 @@ std::vector<std::byte> Encode(Header header, std::span<const T> items) {
   return bytes;
 }
 inline std::vector<std::byte> Encode(const Header& header) { return Encode<std::byte>(header, {}); }
+// Numbers a message that was encoded before.
+inline void SetCall(std::span<std::byte> message, uint64_t call) {
+  std::memcpy(message.data() + offsetof(Header, call), &call, sizeof call);
+}
 
 // Stands for all of them in a LoadedItem.
 uint64_t HashOf(const SegmentHashes& hashes);

@@ -86,7 +86,6 @@ class ClientTest : public testing::TestWithParam<Kind> {
   ~ClientTest() override {
     client.reset();
     server.reset();
-    if (!socket.empty()) unlink(socket.c_str());
   }
   void Open(uint64_t ram_bytes = 64 << 20, size_t calls_max = 4096) {
     auto tier = std::make_unique<MemoryTier>();
@@ -98,18 +97,14 @@ class ClientTest : public testing::TestWithParam<Kind> {
       client = NewLocalClient({.calls_max = calls_max}, *store, store);
       return;
     }
-    socket = testing::TempDir() + "/terrace-" + std::to_string(getpid()) + ".sock";
+    const std::string socket = "@terrace-client-test-" + std::to_string(getpid());
     Result<Fd> listener = ListenAt(socket);
     ASSERT_TRUE(listener) << listener.error().what;
     auto started = NodeServer::Start({.segments_bytes_max = 16 << 20}, *std::move(listener), *store, metrics);
     ASSERT_TRUE(started) << started.error().what;
     server = *std::move(started);
-    client = NewNodeClient({.calls_max = calls_max}, socket);
-    const TimePoint deadline = Soon();
-    while (!client->connected()) {
-      ASSERT_LT(Now(), deadline);
-      std::this_thread::yield();
-    }
+    client = NewNodeClient({.calls_max = calls_max, .node_wait = 30s}, socket);
+    ASSERT_TRUE(client->connected()) << "from the first call on";
   }
   void PutBelow(const Chain& chain) {
     for (size_t i = 0; i < chain.keys.size(); ++i) lower->Put(chain.Info(i), chain.Bytes(i));
@@ -166,7 +161,6 @@ class ClientTest : public testing::TestWithParam<Kind> {
   Metrics metrics;  // Outlives the store.
   MemoryTier* lower = nullptr;
   std::shared_ptr<Store> store;
-  std::string socket;  // Of the node.
   std::unique_ptr<NodeServer> server;
   std::unique_ptr<Client> client;
 };

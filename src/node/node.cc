@@ -128,13 +128,14 @@ int Serve(const config::Values& values) {
 
   signals.Wait();
   Notify("STOPPING=1");
+  // Before anybody else can listen there: the file of a node that comes next is not ours to remove.
+  if (!activated && path.front() != '@') unlink(path.c_str());
   alarm(static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(drain + kStopGrace).count()));
   const TimePoint deadline = std::chrono::steady_clock::now() + drain;
   log::Info("node_stopping", {{"deadline_ms", drain.count()}});
   const NodeServer::Report report = (*server)->Stop(std::min(deadline, std::chrono::steady_clock::now() + drain / 2));
   if (http) http->Stop();
   const CloseReport closed = (*host)->store->Close(deadline);
-  if (!activated) unlink(path.c_str());
   log::Info("node_stopped", {{"sessions", report.sessions},
                              {"calls_cut", report.calls_cut},
                              {"saves_finished", closed.clean},
@@ -151,7 +152,7 @@ config::Schema node::Schema() {
                            .options = {{.name = "socket",
                                         .type = Type::kText,
                                         .default_value = "/run/terrace/node.sock",
-                                        .help = "where clients connect; for owner and group",
+                                        .help = "where clients connect; for owner and group; @NAME: without a file",
                                         .metavar = "PATH"}}};
   const std::vector<config::Option> tiers = settings::TierOptions();
   schema.options.insert(schema.options.end(), tiers.begin(), tiers.end());

@@ -1,14 +1,17 @@
 // Would catch: an engine that waits for a node that is dead or stopped, gets bytes that were never saved, or does not
-// find the node again. The node is a process of its own, this program anew, and is killed with -9 at any moment.
+// find the node again; a node that keeps what a dead engine was lent. Nodes and engines are processes of their own,
+// this program anew, and are killed with -9 at any moment.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <random>
 #include <thread>
 
@@ -39,6 +42,19 @@ int BeNode(const char* socket) {
   for (;;) pause();
 }
 
+// This program anew, in a role.
+pid_t SpawnAs(std::string role, std::string socket) {
+  std::string name = program;
+  char* argv[] = {name.data(), role.data(), socket.data(), nullptr};
+  pid_t pid = 0;
+  EXPECT_EQ(posix_spawn(&pid, program, nullptr, nullptr, argv, environ), 0);
+  return pid;
+}
+void KillNow(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+
 FrameInfo InfoOf(size_t i) {
   const auto key = [](size_t n) { return Sha256Of("chunk " + std::to_string(n)); };
   FrameInfo info;
@@ -50,24 +66,54 @@ FrameInfo InfoOf(size_t i) {
 }
 std::byte ByteOf(size_t i) { return static_cast<std::byte>(i + 1); }
 
+// A client that does all there is to do, as fast as it can, until it is killed.
+int BeClient(const char* socket) {
+  const auto client = NewNodeClient({.node_wait = 30s}, socket);
+  std::mt19937 random(static_cast<uint32_t>(getpid()));
+  const auto memory = std::make_shared<std::vector<std::byte>>(kChunkBytes);
+  const auto into = std::make_shared<std::vector<std::byte>>(kChunkBytes);
+  std::deque<std::shared_ptr<void>> held;  // Handles, with what they lend.
+  for (;;) {
+    const size_t which = random() % kChunks;
+    LoadRequest request{.space = InfoOf(0).space, .keys = {InfoOf(which).key}, .payload_bytes = kChunkBytes};
+    request.deadline = Now() + 1s;
+    switch (random() % 6) {
+      case 0: held.push_back(client->Lease(request)); break;
+      case 1: held.push_back(client->BeginSave({InfoOf(100 + which)})); break;
+      case 2: held.push_back(client->Prefetch(request)); break;
+      case 3: {
+        const auto save = client->Save({{InfoOf(200 + random() % 9), {*memory}}}, memory);
+        if (random() % 2 == 0) save->Wait(Now() + 1s);
+        held.push_back(save);
+        break;
+      }
+      case 4: {
+        const auto room = client->BeginSave({InfoOf(300 + which)});
+        if (room->Wait(Now() + 1s)) held.push_back(client->Commit({*room->Poll(0)}));
+        break;
+      }
+      default: {
+        request.into = {{*into}};
+        request.owner = into;
+        const auto load = client->Load(std::move(request));
+        if (random() % 2 == 0) load->Cancel();
+        while (!load->Wait(Now() + 1s)) {
+        }
+      }
+    }
+    if (held.size() > 20) held.pop_front();
+  }
+}
+
 class NodeDeath : public testing::Test {
  protected:
   ~NodeDeath() override {
     client.reset();
     Kill();
-    unlink(socket.c_str());
   }
-  void Spawn() {
-    std::string name = program;
-    std::string flag = "--be-node";
-    std::string path = socket;
-    char* argv[] = {name.data(), flag.data(), path.data(), nullptr};
-    ASSERT_EQ(posix_spawn(&node, program, nullptr, nullptr, argv, environ), 0);
-  }
+  void Spawn() { node = SpawnAs("--be-node", socket); }
   void Kill() {
-    if (node <= 0) return;
-    kill(node, SIGKILL);
-    waitpid(node, nullptr, 0);
+    if (node > 0) KillNow(node);
     node = 0;
   }
   void Join() {
@@ -90,6 +136,11 @@ class NodeDeath : public testing::Test {
     for (size_t i = 0; i < kChunks; ++i) bytes->emplace_back(kChunkBytes, ByteOf(i));
     for (size_t i = 0; i < kChunks; ++i) chunks.push_back({InfoOf(i), {(*bytes)[i]}});
     return client->Save(std::move(chunks), bytes);
+  }
+  ClientStats StatsNow() {
+    const auto call = client->Stats();
+    EXPECT_TRUE(call->Wait(Soon()));
+    return *call->Poll(0);
   }
   LoadRequest Request() {
     LoadRequest request{.space = InfoOf(0).space, .payload_bytes = kChunkBytes, .deadline = Soon()};
@@ -117,7 +168,7 @@ class NodeDeath : public testing::Test {
     return hits;
   }
 
-  const std::string socket = testing::TempDir() + "/terrace-death-" + std::to_string(getpid()) + ".sock";
+  const std::string socket = "@terrace-death-test-" + std::to_string(getpid());
   pid_t node = 0;
   std::shared_ptr<std::vector<std::byte>> buffers;
   std::unique_ptr<Client> client = NewNodeClient({}, socket);
@@ -184,10 +235,41 @@ TEST_F(NodeDeath, AStoppedNodeIsAMissAtTheDeadline) {
   EXPECT_EQ(Check(*Load()), kChunks);
 }
 
+TEST_F(NodeDeath, ClientsKilledAtAnyMomentLeaveNothingBehindAndHarmNobody) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  Spawn();
+  Join();
+  for (int round = 0; round < 3; ++round) {
+    pid_t clients[] = {SpawnAs("--be-client", socket), SpawnAs("--be-client", socket)};
+    while (StatsNow().sessions < 1 + std::size(clients)) ASSERT_TRUE(client->connected());
+    ASSERT_TRUE(Save()->Wait(Soon()));  // What they have pushed out meanwhile, too.
+    Check(*Load());
+    const TimePoint until = Now() + std::chrono::microseconds(random() % 30'000);
+    while (Now() < until) std::this_thread::yield();
+    for (const pid_t pid : clients) KillNow(pid);
+  }
+  const TimePoint deadline = Soon();
+  for (ClientStats stats = StatsNow(); stats.sessions > 1 || stats.leased_bytes > 0; stats = StatsNow()) {
+    ASSERT_LT(Now(), deadline) << stats.sessions << " sessions, " << stats.leased_bytes << " bytes";
+  }
+  // All of the room for saves is there again, but for the half of it that this client has.
+  FrameInfo large = InfoOf(400);
+  large.payload_bytes = 15 << 20;
+  const auto room = client->BeginSave({large});
+  ASSERT_TRUE(room->Wait(Soon()));
+  EXPECT_EQ(room->Poll(0)->outcome, Outcome::kHit) << ReasonName(room->Poll(0)->reason);
+  ASSERT_TRUE(Save()->Wait(Soon()));
+  EXPECT_EQ(Check(*Load()), kChunks);
+}
+
 }  // namespace
 
 int Main(int argc, char** argv) {
+  if (argc == 3) prctl(PR_SET_PDEATHSIG, SIGKILL);  // A test that dies leaves nobody behind.
   if (argc == 3 && std::strcmp(argv[1], "--be-node") == 0) return BeNode(argv[2]);
+  if (argc == 3 && std::strcmp(argv[1], "--be-client") == 0) return BeClient(argv[2]);
   program = argv[0];
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -11,22 +11,19 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <deque>
 #include <map>
-#include <optional>
 #include <random>
-#include <set>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/executor.h"
 #include "base/log.h"
 #include "client/gate.h"
-#include "client/load_follower.h"
 #include "client/pins.h"
 #include "client/wire.h"
+#include "node/segment_lender.h"
+#include "node/session.h"
 
 namespace terrace {
 namespace {
@@ -35,69 +32,13 @@ using wire::Header;
 using wire::Kind;
 using wire::Message;
 
-constexpr size_t kOutboxMax = 8192;                     // Messages to a client that does not read. Beyond: it is cut.
+constexpr uint64_t kOutboxBytesMax = 32 << 20;          // To a client that does not read. Beyond: it is cut.
 constexpr std::chrono::milliseconds kWelcomeMax{5000};  // From connect to hello.
 constexpr uint64_t kTimeMaxMs = 24ull * 3600 * 1000;
 
 TimePoint After(uint64_t ms) {
   return std::chrono::steady_clock::now() + std::chrono::milliseconds(std::min(ms, kTimeMaxMs));
 }
-
-// Chunks lent to one session, by handles that are never used twice.
-class LeaseTable {
- public:
-  struct Lent {
-    Lease lease;
-    LoadFollower::Handle load;
-  };
-  uint64_t Add(Lent lent) {
-    if (free_.empty()) {
-      free_.push_back(static_cast<uint32_t>(places_.size()));
-      places_.emplace_back();
-    }
-    const uint32_t index = free_.back();
-    free_.pop_back();
-    places_[index].lent = std::move(lent);
-    return uint64_t{++places_[index].generation} << 32 | index;
-  }
-  // Nothing for a handle of before, or of nobody.
-  std::optional<Lent> Take(uint64_t handle) {
-    const auto index = static_cast<uint32_t>(handle);
-    if (index >= places_.size() || places_[index].generation != handle >> 32 || !places_[index].lent) {
-      return std::nullopt;
-    }
-    free_.push_back(index);
-    return std::exchange(places_[index].lent, std::nullopt);
-  }
-  uint64_t bytes() const {
-    uint64_t sum = 0;
-    for (const Place& place : places_) sum += place.lent ? place.lent->lease.bytes.size() : 0;
-    return sum;
-  }
-
- private:
-  struct Place {
-    uint32_t generation = 0;
-    std::optional<Lent> lent;
-  };
-  std::vector<Place> places_;
-  std::vector<uint32_t> free_;
-};
-
-struct Session {
-  Fd fd;
-  uint64_t id = 0;
-  bool welcomed = false;
-  bool wants_out = false;  // Registered for EPOLLOUT.
-  TimePoint since = std::chrono::steady_clock::now();
-  std::deque<std::pair<std::vector<std::byte>, Fd>> outbox;
-  std::map<uint64_t, LoadFollower::Handle> loads;  // By call.
-  size_t calls = 0;                                // Under way.
-  LeaseTable leases;
-  uint64_t leased_bytes = 0;
-  std::map<uint64_t, std::shared_ptr<Mapping>> segments;  // By handle.
-  uint64_t segments_bytes = 0;
-};
 
 class NodeServerImpl final : public NodeServer {
  public:
@@ -112,6 +53,10 @@ class NodeServerImpl final : public NodeServer {
         segments_gauge_(metrics.GetGauge("terrace_node_segment_bytes", "Bytes lent to clients for writing.")),
         refused_(metrics.GetCounter("terrace_node_sessions_refused_total",
                                     "Clients turned away: too many, of another group, or of another release.")),
+        segments_({.bytes_max = options.segments_bytes_max,
+                   .segment_bytes_max = options.segment_bytes_max,
+                   .segments_max = options.segments_max},
+                  instance_ << 16),  // A handle of another node's is none here.
         saver_("terrace-save", 1),
         pins_(store.ram_stats().bytes_max / 4, saver_),
         follower_(store) {
@@ -122,14 +67,14 @@ class NodeServerImpl final : public NodeServer {
   Result<void> Begin() {
     // Clients get a descriptor that can't be made writable, of a file that can't change its size. F_SEAL_FUTURE_WRITE
     // would keep the node itself from giving pages back (a hole can't be punched any more).
-    const RamMemory memory = store_.ram_memory();
-    arena_ = Fd(open(("/proc/self/fd/" + std::to_string(memory.fd)).c_str(), O_RDONLY | O_CLOEXEC));
-    if (!arena_) return Fail(Code::kIo, std::string("reopen the memory of RAM: ") + std::strerror(errno), errno);
+    const std::string memory = "/proc/self/fd/" + std::to_string(store_.ram_memory().fd);
+    arena_ = std::make_shared<const Fd>(open(memory.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!*arena_) return Fail(Code::kIo, std::string("reopen the memory of RAM: ") + std::strerror(errno), errno);
     if (fcntl(listener_.get(), F_SETFL, O_NONBLOCK) != 0 || !Watch(listener_.get(), kListener, EPOLLIN) ||
         !Watch(wake_.get(), kWake, EPOLLIN)) {
       return Fail(Code::kIo, std::string("epoll: ") + std::strerror(errno), errno);
     }
-    instance_ = std::random_device()() | uint64_t{1} << 32;
+    spare_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
     thread_ = std::thread([this] { Run(); });
     return {};
   }
@@ -155,6 +100,7 @@ class NodeServerImpl final : public NodeServer {
     Kind kind = Kind::kLoad;
     size_t index = 0;
     bool last = false;  // Of its call.
+    size_t items = 1;   // Of the call, that have ended with this.
     LoadJob::Item item;
     LoadFollower::Handle load;
     std::chrono::milliseconds lifetime{0};
@@ -186,10 +132,15 @@ class NodeServerImpl final : public NodeServer {
       const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMs());
       for (int i = 0; i < count; ++i) Handle(events[i]);
       TakeArrived();
-      CutTheSilent();
+      EndTheSilent();
     }
-    report_.sessions = sessions_.size();
-    while (!sessions_.empty()) EndSession(sessions_.begin()->first, "");
+    // What is lent stays lent until the server is gone: saves under way still write to RAM.
+    for (auto it = sessions_.begin(); it != sessions_.end();) {
+      Session& session = *(it++)->second;
+      if (session.cut) continue;
+      ++report_.sessions;
+      Cut(session, "");
+    }
   }
 
   // While stopping, ends when nothing is under way, or the time is over.
@@ -200,7 +151,7 @@ class NodeServerImpl final : public NodeServer {
       listener_ = Fd();
     }
     size_t calls = 0;
-    for (const auto& [id, session] : sessions_) calls += session->calls + session->outbox.size();
+    for (const auto& [id, session] : sessions_) calls += session->cut ? 0 : session->calls + session->outbox.size();
     report_.calls_cut = calls;
     return calls == 0 || std::chrono::steady_clock::now() >= stop_deadline_;
   }
@@ -216,20 +167,34 @@ class NodeServerImpl final : public NodeServer {
     const auto it = sessions_.find(event.data.u64);
     if (it == sessions_.end()) return;  // Ended by an event before.
     Session& session = *it->second;
+    if (session.cut) {
+      if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) EndSession(session);
+      return;
+    }
     if ((event.events & EPOLLOUT) != 0 && !Flush(session)) return;
     if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Receive(session);
   }
 
   void Accept() {
-    for (;;) {
+    while (listener_) {
       Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!fd) return;
-      const bool ours = PeerIsOurs(fd.get());
-      if (!ours || sessions_.size() >= options_.sessions_max || stopping_.load()) {
+      const bool exhausted = !fd && (errno == EMFILE || errno == ENFILE);
+      if (!fd && !exhausted) return;
+      if (exhausted) {
+        // Who waits would keep the listener readable for ever: the spare descriptor lets it in, to be turned away.
+        spare_ = Fd();
+        fd = Fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      }
+      const char* why = exhausted                                   ? "out of file descriptors (ulimit -n)"
+                        : !PeerIsOurs(fd.get())                     ? "not of our user or group"
+                        : sessions_.size() >= options_.sessions_max ? "too many sessions (--sessions-max)"
+                                                                    : nullptr;
+      if (why != nullptr) {
         refused_.Add();
-        if (!stopping_.load()) {
-          log::Warn("node_session_refused", {{"why", ours ? "too many sessions" : "peer is not of our user or group"}});
-        }
+        log::Warn("node_session_refused", {{"why", why}});
+        fd = Fd();
+        if (exhausted) spare_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (exhausted && !spare_) return;  // Somebody was faster. They come again.
         continue;
       }
       auto session = std::make_unique<Session>();
@@ -243,35 +208,41 @@ class NodeServerImpl final : public NodeServer {
   }
 
   // Who connects and says nothing takes up a session.
-  void CutTheSilent() {
+  void EndTheSilent() {
     if (silent_ == 0) return;
     const TimePoint before = std::chrono::steady_clock::now() - kWelcomeMax;
     for (auto it = sessions_.begin(); it != sessions_.end();) {
-      const Session& session = *(it++)->second;
-      if (!session.welcomed && session.since < before) EndSession(session.id, "no hello");
+      Session& session = *(it++)->second;
+      if (!session.welcomed && session.since < before) Cut(session, "no hello");
     }
   }
 
-  // `why`: what it did wrong, or "".
-  void EndSession(uint64_t id, const std::string& why) {
-    const auto it = sessions_.find(id);
-    std::unique_ptr<Session> session = std::move(it->second);
-    sessions_.erase(it);
-    if (!session->welcomed) --silent_;
-    for (const auto& [call, load] : session->loads) load.End(Reason::kCancelled);
-    leased_bytes_ -= session->leased_bytes;
-    segments_bytes_ -= session->segments_bytes;
-    SetGauges();
+  // Hangs up. `why`: what it did wrong, or "". What it was lent it may still be reading, until it hangs up, too.
+  void Cut(Session& session, const std::string& why) {
     if (!why.empty()) {
       refused_.Add();
       log::Warn("node_session_ended", {{"why", why}});
     }
+    session.cut = true;
+    for (const auto& [call, load] : std::exchange(session.loads, {})) load.End(Reason::kCancelled);
+    session.outbox.clear();
+    if (!session.welcomed) return EndSession(session);
+    shutdown(session.fd.get(), SHUT_WR);
+    Watch(session.fd.get(), session.id, 0, EPOLL_CTL_MOD);  // Hanging up is told anyway.
+  }
+
+  void EndSession(Session& session) {
+    if (!session.welcomed) --silent_;
+    leased_bytes_ -= session.leased_bytes;
+    segments_.TakeBack(session);
+    sessions_.erase(session.id);
+    SetGauges();
   }
 
   void SetGauges() {
     sessions_gauge_.Set(static_cast<int64_t>(sessions_.size()));
     leased_gauge_.Set(static_cast<int64_t>(leased_bytes_));
-    segments_gauge_.Set(static_cast<int64_t>(segments_bytes_));
+    segments_gauge_.Set(static_cast<int64_t>(segments_.bytes()));
   }
 
   void Receive(Session& session) {
@@ -281,38 +252,44 @@ class NodeServerImpl final : public NodeServer {
       Fd passed;
       switch (ReceiveMessage(session.fd.get(), buffer_, passed)) {
         case Received::kNothing: return;
-        case Received::kBroken: return EndSession(id, "");
+        case Received::kBroken: return Cut(session, "");
         case Received::kMessage: break;
+      }
+      const auto version = wire::VersionOf(buffer_);
+      if (version && *version != wire::kVersion) {
+        SendMessage(session.fd.get(), wire::Encode(Header{.kind = Kind::kHello}));
+        return Cut(session, "it speaks version " + std::to_string(*version) + " of the protocol, this node version " +
+                                std::to_string(wire::kVersion) + "; use one release for both");
       }
       Result<Message> message = wire::Decode(buffer_);
       const bool known = message && message->header.kind < Kind::kWelcome &&
                          session.welcomed != (message->header.kind == Kind::kHello);
-      if (!known) return EndSession(id, message ? "a message out of turn" : message.error().what);
-      if (stopping_.load() && message->header.kind != Kind::kRelease) return EndSession(id, "");
+      if (!known) return Cut(session, message ? "a message out of turn" : message.error().what);
       Answer(session, *std::move(message));
-      if (!sessions_.contains(id)) return;
+      if (const auto it = sessions_.find(id); it == sessions_.end() || it->second->cut) return;
     }
   }
 
-  bool Send(Session& session, std::vector<std::byte> message, Fd passed = {}) {
-    if (session.outbox.size() >= kOutboxMax) {
-      EndSession(session.id, "it does not read its answers");
-      return false;
-    }
-    session.outbox.emplace_back(std::move(message), std::move(passed));
-    return Flush(session);
+  // False: the session is cut.
+  bool Send(Session& session, std::vector<std::byte> message, std::shared_ptr<const Fd> passed = {}) {
+    session.outbox_bytes += message.size();
+    session.outbox.push_back({std::move(message), std::move(passed)});
+    if (!Flush(session)) return false;
+    if (session.outbox_bytes <= kOutboxBytesMax) return true;
+    Cut(session, "it does not read its answers");
+    return false;
   }
 
-  // False: the session has ended.
   bool Flush(Session& session) {
     while (!session.outbox.empty()) {
       const auto& [message, passed] = session.outbox.front();
-      const Sent sent = SendMessage(session.fd.get(), message, passed.get());
+      const Sent sent = SendMessage(session.fd.get(), message, passed ? passed->get() : -1);
       if (sent == Sent::kBroken) {
-        EndSession(session.id, "");
+        Cut(session, "");
         return false;
       }
       if (sent == Sent::kLater) break;
+      session.outbox_bytes -= message.size();
       session.outbox.pop_front();
     }
     const bool wants_out = !session.outbox.empty();
@@ -326,7 +303,7 @@ class NodeServerImpl final : public NodeServer {
   void Answer(Session& session, Message message) {
     Header answer{.call = message.header.call};
     switch (message.header.kind) {
-      case Kind::kHello: return Welcome(session, answer);
+      case Kind::kHello: return stopping_.load() ? Cut(session, "") : Welcome(session, answer);
       case Kind::kLookup: return SendPrefix(session, answer.call, store_.Lookup(message.Items<Digest>()));
       case Kind::kProbe: return Probe(session, message);
       case Kind::kLoad:
@@ -351,7 +328,7 @@ class NodeServerImpl final : public NodeServer {
       case Kind::kSegment: return GrantSegment(session, message);
       case Kind::kCommit: return Commit(session, message);
       case Kind::kStats: return SendStatistics(session, answer);
-      default: return EndSession(session.id, "a message out of turn");
+      default: return Cut(session, "a message out of turn");
     }
   }
 
@@ -362,7 +339,7 @@ class NodeServerImpl final : public NodeServer {
     answer.numbers = {instance_, store_.ram_memory().bytes.size()};
     std::vector<wire::TierName> names;
     for (const std::string& name : store_.tier_names()) wire::SetText(names.emplace_back(), name);
-    Send(session, wire::Encode<wire::TierName>(answer, names), Fd(fcntl(arena_.get(), F_DUPFD_CLOEXEC, 0)));
+    Send(session, wire::Encode<wire::TierName>(answer, names), arena_);
   }
 
   void SendPrefix(Session& session, uint64_t call, const PrefixHit& hit) {
@@ -371,27 +348,40 @@ class NodeServerImpl final : public NodeServer {
     Send(session, wire::Encode<uint8_t>(answer, hit.tier));
   }
 
-  bool HasRoomForCall(const Session& session) const { return session.calls < options_.calls_max; }
+  // Of one more call, with so many items.
+  Reason WhyRefused(const Session& session, size_t items) const {
+    if (stopping_.load()) return Reason::kUnavailable;
+    const bool fits = session.calls < options_.calls_max && session.items + items <= options_.items_max;
+    return fits ? Reason::kNone : Reason::kFull;
+  }
 
   void Probe(Session& session, const Message& message) {
     const auto keys = std::make_shared<const std::vector<Digest>>(message.Items<Digest>());
-    if (!HasRoomForCall(session)) return SendPrefix(session, message.header.call, {.miss_reason = Reason::kFull});
+    if (const Reason why = WhyRefused(session, keys->size()); why != Reason::kNone) {
+      return SendPrefix(session, message.header.call, {.miss_reason = why});
+    }
     ++session.calls;
-    store_.Probe(
-        *keys, After(message.header.numbers[0]),
-        [gate = gate_, this, keys, id = session.id, call = message.header.call] {
-          const Gate::Pass pass(gate);
-          if (!pass) return;
-          Arrive({.session = id, .call = call, .kind = Kind::kProbe, .last = true, .prefix = store_.Lookup(*keys)});
-        });
+    session.items += keys->size();
+    store_.Probe(*keys, After(message.header.numbers[0]),
+                 [gate = gate_, this, keys, id = session.id, call = message.header.call] {
+                   const Gate::Pass pass(gate);
+                   if (!pass) return;
+                   Arrive({.session = id,
+                           .call = call,
+                           .kind = Kind::kProbe,
+                           .last = true,
+                           .items = keys->size(),
+                           .prefix = store_.Lookup(*keys)});
+                 });
   }
 
   void Load(Session& session, const Message& message) {
     const Header& header = message.header;
     std::vector<Digest> keys = message.Items<Digest>();
     const uint64_t call = header.call;
-    if (!HasRoomForCall(session) || header.payload_bytes == 0 || session.loads.contains(call)) {
-      const Reason why = HasRoomForCall(session) ? Reason::kForeign : Reason::kFull;
+    Reason why = WhyRefused(session, keys.size());
+    if (header.payload_bytes == 0 || session.loads.contains(call)) why = Reason::kForeign;
+    if (why != Reason::kNone) {
       std::vector<wire::LoadedItem> items;
       for (size_t i = 0; i < keys.size(); ++i) {
         items.push_back({.index = static_cast<uint32_t>(i), .reason = why});
@@ -402,6 +392,7 @@ class NodeServerImpl final : public NodeServer {
     }
     if (keys.empty()) return;
     ++session.calls;
+    session.items += keys.size();
     const bool in_turn = (header.numbers[1] & wire::kInTurn) != 0 && header.kind == Kind::kLoad;
     const auto handle = std::make_shared<LoadFollower::Handle>();
     const size_t count = keys.size();
@@ -449,32 +440,32 @@ class NodeServerImpl final : public NodeServer {
     for (size_t i = 0; i < arrived.size(); ++i) {
       Arrived& one = arrived[i];
       const auto it = sessions_.find(one.session);
-      if (it == sessions_.end()) {
+      if (it == sessions_.end() || it->second->cut) {
         one.item = {};
         one.load.Consumed();
         continue;
       }
       Session& session = *it->second;
+      session.items -= one.items;
       if (one.last) {
         --session.calls;
-        session.loads.erase(one.call);
+        if (IsLoad(one.kind)) session.loads.erase(one.call);
       }
       if (one.kind == Kind::kProbe) {
         SendPrefix(session, one.call, one.prefix);
-        continue;
-      }
-      if (one.kind == Kind::kCommit) {
+      } else if (one.kind == Kind::kCommit) {
         Send(session, wire::Encode<wire::SavedItem>({.kind = Kind::kSaved, .call = one.call}, {&one.saved, 1}));
-        continue;
+      } else {
+        items.push_back(Lend(session, one));
+        const bool goes_on = i + 1 < arrived.size() && arrived[i + 1].session == one.session &&
+                             arrived[i + 1].call == one.call && IsLoad(arrived[i + 1].kind) &&
+                             items.size() < wire::kItemsMax;
+        if (!goes_on) SendLoaded(session, one.call, items);
       }
-      items.push_back(Lend(session, one));
-      const bool goes_on = i + 1 < arrived.size() && arrived[i + 1].session == one.session &&
-                           arrived[i + 1].call == one.call && items.size() < wire::kItemsMax;
-      if (!goes_on) SendLoaded(session, one.call, items);
-      items.resize(goes_on ? items.size() : 0);
     }
     SetGauges();
   }
+  static bool IsLoad(Kind kind) { return kind != Kind::kProbe && kind != Kind::kCommit; }
 
   wire::LoadedItem Lend(Session& session, Arrived& one) {
     wire::LoadedItem item{.index = static_cast<uint32_t>(one.index),
@@ -487,7 +478,8 @@ class NodeServerImpl final : public NodeServer {
     const auto miss = [&] { return wire::LoadedItem{.index = item.index, .reason = Reason::kFull}; };
     if (one.kind == Kind::kPin && !pins_.Pin(lease, std::chrono::steady_clock::now() + one.lifetime)) return miss();
     if (one.kind != Kind::kLoad) return item;
-    if (leased_bytes_ + lease.bytes.size() > options_.leased_bytes_max) {
+    if (leased_bytes_ + lease.bytes.size() > options_.leased_bytes_max ||
+        session.leases.size() >= options_.leases_max) {
       lease = {};
       one.load.Consumed();
       return miss();
@@ -510,27 +502,14 @@ class NodeServerImpl final : public NodeServer {
   }
 
   void GrantSegment(Session& session, const Message& message) {
-    Header answer{.kind = Kind::kGranted, .call = message.header.call};
-    constexpr uint64_t kPage = 4096;
-    const uint64_t wanted = std::min(message.header.numbers[0], options_.segment_bytes_max);
-    const uint64_t free = options_.segments_bytes_max - std::min(segments_bytes_, options_.segments_bytes_max);
-    const uint64_t bytes = std::min(wanted, free) / kPage * kPage;
-    if (bytes == 0 || bytes < message.header.numbers[1]) {
-      Send(session, wire::Encode(answer));
-      return;
-    }
-    Result<Fd> memory = NewSharedMemory("terrace-segment", bytes);
-    std::shared_ptr<Mapping> mapping = memory ? Mapping::Map(memory->get(), bytes, false) : nullptr;
-    if (!mapping) {
-      Send(session, wire::Encode(answer));
-      return;
-    }
-    answer.numbers = {++segments_granted_, bytes};
-    session.segments.emplace(segments_granted_, std::move(mapping));
-    session.segments_bytes += bytes;
-    segments_bytes_ += bytes;
+    const auto& numbers = message.header.numbers;
+    SegmentLender::Granted granted;
+    if (!stopping_.load()) granted = segments_.Lend(session, numbers[0], numbers[1]);
     SetGauges();
-    Send(session, wire::Encode(answer), *std::move(memory));
+    Send(session,
+         wire::Encode(
+             Header{.kind = Kind::kGranted, .call = message.header.call, .numbers = {granted.handle, granted.bytes}}),
+         granted.memory);
   }
 
   void Commit(Session& session, const Message& message) {
@@ -538,22 +517,28 @@ class NodeServerImpl final : public NodeServer {
     const bool has_room = session.calls + items.size() <= options_.calls_max;
     for (size_t i = 0; i < items.size(); ++i) {
       const wire::CommitItem& item = items[i];
-      const auto it = session.segments.find(item.segment);
-      const uint64_t bytes = it == session.segments.end() ? 0 : it->second->bytes().size();
+      const auto filled = SegmentLender::Find(session, item);
       Arrived done{.session = session.id, .call = message.header.call, .kind = Kind::kCommit, .last = true};
       done.saved.index = static_cast<uint32_t>(i);
+      done.saved.reason = stopping_.load() ? Reason::kUnavailable
+                          : !has_room      ? Reason::kFull
+                          : !filled        ? Reason::kForeign
+                                           : Reason::kNone;
       ++session.calls;
-      if (!has_room || item.offset > bytes || item.info.payload_bytes > bytes - item.offset || bytes == 0) {
-        done.saved.reason = has_room ? Reason::kForeign : Reason::kFull;
+      ++session.items;
+      if (done.saved.reason == Reason::kNone) {
+        saver_.Post([this, done, filled, info = item.info] { Save(done, filled->bytes, info); });
+      } else {
         Arrive(std::move(done));
-        continue;
       }
-      const std::span<const std::byte> from = it->second->bytes().subspan(item.offset, item.info.payload_bytes);
-      saver_.Post([this, done, from, info = item.info, segment = it->second] { Save(done, from, info); });
     }
   }
 
   void Save(Arrived done, std::span<const std::byte> from, const FrameInfo& info) {
+    if (!store_.Needs(info.key)) {  // Another client was first.
+      done.saved.outcome = Outcome::kHit;
+      return Arrive(std::move(done));
+    }
     Result<SaveSlot> slot = store_.BeginSave(info);
     if (!slot) {
       done.saved.reason = slot.error().code == Code::kFull ? Reason::kFull : Reason::kUnavailable;
@@ -594,20 +579,20 @@ class NodeServerImpl final : public NodeServer {
   Store& store_;
   const Fd epoll_;
   const Fd wake_;
-  Fd arena_;
+  std::shared_ptr<const Fd> arena_;  // The memory of RAM, to be read.
   Gauge& sessions_gauge_;
   Gauge& leased_gauge_;
   Gauge& segments_gauge_;
   Counter& refused_;
-  uint64_t instance_ = 0;
+  const uint64_t instance_ = std::random_device()() | uint64_t{1} << 32;
 
   // Touched by the loop's thread alone.
+  Fd spare_;  // Given up to turn somebody away when there are no more.
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   uint64_t next_session_ = kFirstSession;
   size_t silent_ = 0;  // Sessions without hello.
   uint64_t leased_bytes_ = 0;
-  uint64_t segments_bytes_ = 0;
-  uint64_t segments_granted_ = 0;
+  SegmentLender segments_;
   std::vector<std::byte> buffer_;
   Report report_;  // Read when the thread has ended.
 

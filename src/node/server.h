@@ -3,7 +3,8 @@
 // One thread of its own talks to all of them; it waits for nothing but the next event. Loads come back by callback;
 // saves are copied from the client's segment into RAM on a second thread, in order, and hashed there: what the client
 // writes to its segment later reaches nobody. A client that is gone, however it went, leaves nothing behind: its
-// leases, segments and loads end with its session.
+// leases, segments and loads end with its session. A client that is cut off keeps its leases until it has hung up, too,
+// as it may be reading what is lent.
 #pragma once
 
 #include <chrono>
@@ -22,9 +23,12 @@ namespace terrace {
 struct NodeServerOptions {
   size_t sessions_max = 256;               // More are refused.
   size_t calls_max = 4096;                 // Of one session, under way. Beyond: its calls end at once, with kFull.
+  size_t items_max = 256 << 10;            // Of these calls.
+  size_t leases_max = 64 << 10;            // Of one session.
   uint64_t leased_bytes_max = 0;           // Of RAM, lent for reading. 0: half of it.
   uint64_t segments_bytes_max = 0;         // Lent for writing, beside the store's RAM.
   uint64_t segment_bytes_max = 256 << 20;  // Of one.
+  size_t segments_max = 16;                // Of one session.
 };
 
 class NodeServer {
@@ -38,8 +42,8 @@ class NodeServer {
     size_t sessions = 0;   // That were open.
     size_t calls_cut = 0;  // That had not ended by the deadline.
   };
-  // Takes no clients and no calls any more, finishes what is under way until the deadline, ends the sessions.
-  // Idempotent.
+  // Takes no clients any more, and calls as misses with kUnavailable; finishes what is under way until the deadline,
+  // then hangs up. What is lent stays lent until the server is destroyed. Idempotent.
   virtual Report Stop(TimePoint deadline) = 0;
 };
 

@@ -3,15 +3,18 @@
 // not of its user and group.
 #include "node/server.h"
 
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "base/hash.h"
@@ -83,10 +86,7 @@ class NodeServerTest : public testing::Test {
     info.payload_bytes = kChunkBytes;
     Start({.segments_bytes_max = 16 << 20});
   }
-  ~NodeServerTest() override {
-    server.reset();
-    unlink(socket.c_str());
-  }
+  ~NodeServerTest() override { server.reset(); }
   void Start(NodeServerOptions options) {
     server.reset();
     Result<Fd> listener = ListenAt(socket);
@@ -117,7 +117,7 @@ class NodeServerTest : public testing::Test {
 
   Metrics metrics;
   std::unique_ptr<Store> store = OpenStore({.ram_bytes_max = 16 << 20}, {}, metrics).value();
-  const std::string socket = testing::TempDir() + "/terrace-server-" + std::to_string(getpid()) + ".sock";
+  const std::string socket = "@terrace-server-test-" + std::to_string(getpid());  // No file that a dead test leaves.
   std::unique_ptr<NodeServer> server;
   FrameInfo info;
   const std::vector<std::byte> bytes = std::vector<std::byte>(kChunkBytes, std::byte{7});
@@ -222,13 +222,9 @@ TEST_F(NodeServerTest, WhatIsNoMessageEndsItsSessionAndNoOther) {
   Peer steady(socket);
   const Fd arena = steady.Greet();
   std::vector<std::vector<std::byte>> bad = {{std::byte{1}}, std::vector<std::byte>(200'000)};
-  Header header{.kind = Kind::kLookup};
   bad.push_back(wire::Encode(Header{.kind = Kind::kWelcome}));
   bad.push_back(wire::Encode(Header{.kind = Kind::kHello}));  // A second one.
-  header.version = wire::kVersion + 1;
-  bad.push_back(wire::Encode(header));
-  header = {.kind = Kind::kLookup, .numbers = {1}};
-  bad.push_back(wire::Encode(header));
+  bad.push_back(wire::Encode(Header{.kind = Kind::kLookup, .numbers = {1}}));
   bad.push_back(wire::Encode<std::byte>({.kind = Kind::kLookup}, std::vector<std::byte>(31)));
   for (size_t i = 0; i < bad.size(); ++i) {
     Peer peer(socket);
@@ -242,9 +238,65 @@ TEST_F(NodeServerTest, WhatIsNoMessageEndsItsSessionAndNoOther) {
   EXPECT_EQ(steady.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.kind, Kind::kStatistics);
 }
 
+TEST_F(NodeServerTest, WhoSpeaksAnotherVersionIsToldOurs) {
+  Peer peer(socket);
+  peer.Send(wire::Encode(Header{.version = wire::kVersion + 1, .kind = Kind::kHello}));
+  const auto answer = peer.Receive();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->header.version, wire::kVersion);
+  EXPECT_NE(answer->header.kind, Kind::kWelcome);
+  EXPECT_FALSE(peer.Receive());
+}
+
+// It may still be reading.
+TEST_F(NodeServerTest, WhoIsCutKeepsWhatItWasLentUntilItHangsUpToo) {
+  Keep();
+  {
+    Peer peer(socket);
+    const Fd arena = peer.Greet();
+    ASSERT_EQ(peer.Ask(Load()).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+    peer.Send({std::byte{1}});
+    EXPECT_FALSE(peer.Receive());
+    Peer next(socket);
+    const Fd other = next.Greet();
+    EXPECT_EQ(next.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.numbers[1], kChunkBytes);
+  }
+  EXPECT_TRUE(Becomes([&] { return store->ram_stats().pinned_bytes == 0; }));
+}
+
+TEST_F(NodeServerTest, WhoComesWhenThereAreNoDescriptorsIsTurnedAwayAndOthersAreServed) {
+  Peer steady(socket);
+  const Fd arena = steady.Greet();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Fd lowest(dup(0));
+  const rlimit one_more{.rlim_cur = static_cast<rlim_t>(lowest.get()) + 2, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  std::optional<Peer> peer(socket);  // Has the last one.
+  EXPECT_FALSE(peer->Receive());
+  peer.reset();
+  std::optional<Peer> again(socket);
+  EXPECT_FALSE(again->Receive());
+  again.reset();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(steady.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.numbers[3], 1u);
+  Peer(socket).Greet();
+}
+
+TEST_F(NodeServerTest, LeasesAndSegmentsOfOneAreBoundedInNumber) {
+  Start({.leases_max = 2, .segments_bytes_max = 16 << 20, .segments_max = 2});
+  Keep();
+  Peer peer(socket);
+  const Fd arena = peer.Greet();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(peer.Ask(Load()).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+    EXPECT_NE(peer.Ask(wire::Encode(Header{.kind = Kind::kSegment, .numbers = {4096, 1}})).header.numbers[0], 0u);
+  }
+  EXPECT_EQ(peer.Ask(Load()).Items<wire::LoadedItem>().at(0).reason, Reason::kFull);
+  EXPECT_EQ(peer.Ask(wire::Encode(Header{.kind = Kind::kSegment, .numbers = {4096, 1}})).header.numbers[0], 0u);
+}
+
 TEST_F(NodeServerTest, SessionsAreBoundedAndSoIsWhatIsLent) {
-  server.reset();
-  unlink(socket.c_str());
   Start({.sessions_max = 2, .leased_bytes_max = kChunkBytes, .segments_bytes_max = 1 << 20});
   Keep();
   Peer first(socket);
@@ -255,34 +307,76 @@ TEST_F(NodeServerTest, SessionsAreBoundedAndSoIsWhatIsLent) {
   EXPECT_FALSE(third.Receive());
   EXPECT_EQ(first.Ask(Load()).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
   EXPECT_EQ(second.Ask(Load()).Items<wire::LoadedItem>().at(0).reason, Reason::kFull);
-  EXPECT_EQ(first.Ask(wire::Encode(Header{.kind = Kind::kSegment, .numbers = {9 << 20, 0}})).header.numbers[1],
-            1u << 20);
+  const auto segment = [](uint64_t wanted, uint64_t chunk) {
+    return wire::Encode(Header{.kind = Kind::kSegment, .numbers = {wanted, chunk}});
+  };
+  EXPECT_EQ(second.Ask(segment(9 << 20, 0)).header.numbers[1], 1u << 19) << "others come, too";
+  EXPECT_EQ(first.Ask(segment(9 << 20, 1 << 19)).header.numbers[1], 1u << 19);
   EXPECT_EQ(second.Ask(wire::Encode(Header{.kind = Kind::kSegment, .numbers = {4096, 4096}})).header.numbers[0], 0u);
 }
 
-TEST_F(NodeServerTest, StrangersAreTurnedAwayAndTheFileIsNotTheirs) {
-  struct stat file{};
-  ASSERT_EQ(stat(socket.c_str(), &file), 0);
-  EXPECT_EQ(file.st_mode & 0777, 0660u);
-  EXPECT_FALSE(ListenAt(socket));  // Another node.
-  if (getuid() != 0) return;       // Nobody else can be played.
-  ASSERT_EQ(chmod(socket.c_str(), 0666), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    // No gtest from here on.
-    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(2);
-    const Result<Fd> fd = ConnectTo(socket);
-    if (!fd) _exit(3);
-    SendMessage(fd->get(), wire::Encode(Header{.kind = Kind::kHello}));
-    pollfd event{.fd = fd->get(), .events = POLLIN, .revents = 0};
-    poll(&event, 1, 30'000);
-    std::vector<std::byte> answer;
-    Fd passed;
-    _exit(ReceiveMessage(fd->get(), answer, passed) == Received::kBroken ? 0 : 1);
+TEST_F(NodeServerTest, TheSocketsFileIsForOwnerAndGroupAndAStrangersIsReplacedOnlyIfDead) {
+  std::string folder = testing::TempDir() + "/terrace-server-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/node.sock";
+  {
+    const Result<Fd> listener = ListenAt(path);
+    ASSERT_TRUE(listener) << listener.error().what;
+    struct stat file{};
+    ASSERT_EQ(stat(path.c_str(), &file), 0);
+    EXPECT_EQ(file.st_mode & 0777, 0660u);
+    EXPECT_FALSE(ListenAt(path)) << "another node";
+    EXPECT_FALSE(MayBeAnybodys(path));
   }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(ListenAt(path)) << "the file of one that is dead";
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
+  EXPECT_TRUE(MayBeAnybodys(path));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Peer, IsOneOfUsByUserOrGroup) {
+  constexpr uid_t kUser = 1000;
+  constexpr gid_t kGroup = 2000;
+  EXPECT_TRUE(IsOneOf({.uid = kUser, .gid = 7}, kUser, kGroup));
+  EXPECT_TRUE(IsOneOf({.uid = 0, .gid = 7}, kUser, kGroup));
+  EXPECT_TRUE(IsOneOf({.uid = 8, .gid = kGroup}, kUser, kGroup));
+  EXPECT_TRUE(IsOneOf({.uid = 8, .gid = 7, .groups = {1, kGroup}}, kUser, kGroup));
+  EXPECT_FALSE(IsOneOf({.uid = 8, .gid = 7, .groups = {1, kUser}}, kUser, kGroup));
+  EXPECT_FALSE(IsOneOf({.uid = kGroup, .gid = 0}, kUser, kGroup));
+}
+
+// What the kernel says of a process of another user. Only root can play one; who we are ourselves is let in anyway.
+TEST_F(NodeServerTest, AProcessIsLetInByWhoItIs) {
+  struct Who {
+    uid_t user;
+    gid_t group;
+    bool welcome;
+  };
+  std::vector<Who> all = {{getuid(), getgid(), true}};
+  if (getuid() == 0) {
+    all.push_back({65534, 65534, false});
+    all.push_back({65534, getgid(), true});
+  }
+  for (const Who& who : all) {
+    const pid_t child = fork();
+    if (child == 0) {
+      // No gtest from here on.
+      if (getuid() == 0 && setgroups(0, nullptr) != 0) _exit(2);
+      if (setgid(who.group) != 0 || setuid(who.user) != 0) _exit(3);
+      const Result<Fd> fd = ConnectTo(socket);
+      if (!fd) _exit(4);
+      SendMessage(fd->get(), wire::Encode(Header{.kind = Kind::kHello}));
+      pollfd event{.fd = fd->get(), .events = POLLIN, .revents = 0};
+      poll(&event, 1, 30'000);
+      std::vector<std::byte> answer;
+      Fd passed;
+      const bool welcome = ReceiveMessage(fd->get(), answer, passed) == Received::kMessage && passed;
+      _exit(welcome == who.welcome ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 0) << who.user << " " << who.group;
+  }
 }
 
 TEST_F(NodeServerTest, AStopEndsSessionsAndReports) {
