@@ -213,6 +213,25 @@ TEST_F(S3BoundsTest, ASaveBeyondTheBoundIsDeclinedUntilThereIsRoom) {
   EXPECT_TRUE(Await([&] { return Save(*tier, InChain(2, 1)).outcome == Outcome::kHit; }));
 }
 
+TEST_F(S3BoundsTest, RoomIsMadeAlsoWhereAFrameIsMoreThanWhatACollectionLeaves) {
+  options_.bounds.bytes_max = 10 * kFrame + kFrame / 2;  // A sixteenth of it is less than a frame.
+  PutChain(1, 10);
+  const std::unique_ptr<Tier> tier = Open();
+  EXPECT_TRUE(Await([&] { return Save(*tier, InChain(2, 0)).outcome == Outcome::kHit; }));
+  EXPECT_GE(Left(1), 8u);
+}
+
+TEST_F(S3BoundsTest, ABucketThatFillsBeforeItsNextListingIsListedThen) {
+  options_.list_interval = hours(1);
+  options_.bounds.bytes_max = 16 * kFrame;
+  const std::unique_ptr<Tier> tier = Open();
+  ASSERT_TRUE(Await([&] { return server_.Object(kLease).has_value(); }));
+  for (uint64_t i = 0; i < 20; ++i) {
+    ASSERT_TRUE(Await([&] { return Save(*tier, InChain(1, i)).outcome == Outcome::kHit; })) << i;
+  }
+  EXPECT_GE(Evicted("size"), 4u);
+}
+
 TEST_F(S3BoundsTest, WhatIsNoFrameCountsAndGoesInItsTurn) {
   server_.PutObject(Name(1), std::string(kFrame, 'x'));
   server_.PutObject(Name(2), "");

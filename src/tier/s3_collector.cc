@@ -263,6 +263,7 @@ void S3Collector::BeginListing() {
 }
 
 void S3Collector::Listed(const Digest& key, uint64_t bytes, int64_t modified) {
+  frame_bytes_ = std::max(frame_bytes_, bytes);
   if (!listing_) return;
   listed_bytes_ += bytes;
   if (frames_.size() >= options_.frames_max && !frames_.contains(key)) return;
@@ -307,14 +308,18 @@ void S3Collector::EndListing(int64_t now) {
 
 // ---- A collection
 
+// Else saves would be declined and nothing collected, for good.
+uint64_t S3Collector::FrameRoom() const { return std::min(frame_bytes_, options_.bounds.bytes_max / 2); }
+
 bool S3Collector::near_full(uint64_t bytes) const {
   const S3Bounds& bounds = options_.bounds;
-  return bounds.bytes_max > 0 && bytes > bounds.bytes_max - bounds.slack() / 2;
+  return bounds.bytes_max > 0 && bytes > bounds.bytes_max - std::max(bounds.slack() / 2, FrameRoom());
 }
 
 uint64_t S3Collector::BytesOver() const {
   const uint64_t bytes = bytes_ + bytes_beside_;
-  return near_full(bytes) ? bytes - (options_.bounds.bytes_max - options_.bounds.slack()) : 0;
+  const S3Bounds& bounds = options_.bounds;
+  return near_full(bytes) ? bytes - (bounds.bytes_max - std::max(bounds.slack(), FrameRoom())) : 0;
 }
 
 int64_t S3Collector::TtlBegan() const {

@@ -12,6 +12,7 @@
 // The tier lists the bucket anyway, and hands the holder what it sees: BeginListing, Listed for each frame, EndListing.
 #pragma once
 
+#include <algorithm>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <chrono>
 #include <cstddef>
@@ -37,7 +38,8 @@ struct S3Bounds {
   std::chrono::milliseconds ttl{0};  // Since a frame's last use; 0: for ever.
 
   bool any() const { return bytes_max > 0 || ttl.count() > 0; }
-  // How far below the bound a collection goes: a sixteenth, 4 GiB at most. It begins at half of that.
+  // How far below the bound a collection goes: a sixteenth, 4 GiB at most; but by a frame at least. It begins when half
+  // of that is left, or not enough for a frame.
   uint64_t slack() const;
 };
 
@@ -73,6 +75,7 @@ class S3Collector {
   bool holds_lease() const { return clock_.Now() < lease_until_; }
   // So full that a collection is due.
   bool near_full(uint64_t bytes) const;
+  void Wanted(uint64_t bytes) { frame_bytes_ = std::max(frame_bytes_, bytes); }  // A frame found no room.
 
   void Used(const FrameInfo& info);
   void Saved(const FrameInfo& info, uint64_t bytes);
@@ -108,6 +111,7 @@ class S3Collector {
   void ReadTell(const std::string& name, const Ended& ended);
 
   // A collection, step by step.
+  uint64_t FrameRoom() const;
   uint64_t BytesOver() const;
   bool AnyUnusedSince(int64_t when) const;
   int64_t TtlBegan() const;  // What was not used since goes.
@@ -146,6 +150,7 @@ class S3Collector {
   uint64_t listed_bytes_ = 0;                                    // Of all that the listing under way has shown.
   uint64_t bytes_beside_ = 0;                                    // Of frames that found no room in frames_.
   bool listing_ = false;                                         // One that began with the lease.
+  uint64_t frame_bytes_ = 0;                                     // Of the largest that was seen or wanted.
 
   bool collecting_ = false;
   Why why_ = kSize;

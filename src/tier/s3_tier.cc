@@ -98,11 +98,13 @@ class S3Tier final : public Tier {
   void ProbeEnded(const ProbingPtr& probing, const std::optional<Error>& trouble);
 
   void ListSoon();
+  void ListIfPressed();
   void ListAll();
   milliseconds ListAfter() const;
   void ListPage(const std::string& token);
   void CollectUploads();
   bool HasRoom(uint64_t bytes) const;
+  bool IsNearFull() const;
   // The header of an object, as far as it has one, to `done`.
   using Header = std::function<void(const Failure& failure, uint64_t total, std::span<const std::byte> header)>;
   void ReadHeader(const Digest& key, TimePoint deadline, Header done);
@@ -507,7 +509,11 @@ void S3Tier::Inspect(const SavingPtr& saving) {
 void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   const SaveItem& item = saving->item;
   const uint64_t bytes = item.payload.size();
-  if (!HasRoom(FrameBytes(bytes))) return SettleSave(saving, Declined(Reason::kFull));
+  if (!HasRoom(FrameBytes(bytes))) {
+    collector_->Wanted(FrameBytes(bytes));
+    ListIfPressed();
+    return SettleSave(saving, Declined(Reason::kFull));
+  }
   saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, item.hashes.get());
   saving->padding.assign(PaddedBytes(bytes) - bytes, std::byte{0});
   s3::PutRequest request{.key = KeyName(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
@@ -520,6 +526,7 @@ void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
     index_.Saw(saving->item.info.key, written, Now());
     changed_bytes_ += static_cast<int64_t>(written);
     if (collector_) collector_->Saved(saving->item.info, written);
+    ListIfPressed();
     SettleSave(saving, {.outcome = Outcome::kHit});
   });
 }
@@ -675,13 +682,21 @@ void S3Tier::ListAll() {
   ListPage("");
 }
 
+bool S3Tier::IsNearFull() const {
+  return collector_ &&
+         collector_->near_full(static_cast<uint64_t>(std::max<int64_t>(listed_bytes_ + changed_bytes_, 0)));
+}
+
+// A bucket that had room at the last listing may be full long before the next one is due.
+void S3Tier::ListIfPressed() {
+  if (!listing_.running && Now() - listing_.begun >= options_.list_pressed && IsNearFull()) ListAll();
+}
+
 milliseconds S3Tier::ListAfter() const {
   if (!collector_) return options_.list_interval;
   if (listing_.again) return milliseconds(0);
   milliseconds after = options_.list_interval;
-  if (collector_->near_full(static_cast<uint64_t>(std::max<int64_t>(listed_bytes_ + changed_bytes_, 0)))) {
-    after = std::min(after, options_.list_pressed);
-  }
+  if (IsNearFull()) after = std::min(after, options_.list_pressed);
   const milliseconds ttl = options_.bounds.ttl;
   if (ttl.count() > 0 && collector_->holds_lease()) {
     after = std::min(after, std::max(ttl / kListingsOfTtl, kTtlListMin));

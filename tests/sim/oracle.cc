@@ -99,7 +99,7 @@ void Oracle::OnName(const SimDisk::NameChange& change) {
   // Between a node's last look at a damaged frame and its taking it away, another may have put a right one there: no
   // file system has a call for both. It is a hit lost, no more.
   const bool races_with_repair = chunk.damaged_at + kRepairTime > scheduler_.Now();
-  if (removes_right_one && !by_server && !by_saboteur && !races_with_repair) {
+  if (removes_right_one && !by_server && !by_saboteur && !races_with_repair && !(may_go && may_go(change))) {
     const auto allowed = removals_.find({change.who, *key});
     if (allowed == removals_.end() || allowed->second == 0) {
       Contradiction(change.who + " removes a right frame that nobody erased: " + change.path);

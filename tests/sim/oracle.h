@@ -50,6 +50,9 @@ class Oracle {
   // `who` was asked to erase the key, or could not read its frame, so it may take a right one away, once.
   void AllowRemoval(const std::string& who, const Digest& key) { ++removals_[{who, key}]; }
 
+  // Is it right that a node takes this frame away though nobody erased it? Null: never.
+  std::function<bool(const SimDisk::NameChange&)> may_go;
+
   // Somebody lied that the frame is there: nodes may act on it.
   void Believe(const Digest& key) { chunks_.at(key).ever_named = true; }
 

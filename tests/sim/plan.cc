@@ -8,7 +8,8 @@ namespace terrace::sim {
 
 using std::chrono::seconds;
 
-Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket) : random(seed), on_bucket(bucket) {
+Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket, std::optional<bool> with_bounds)
+    : random(seed), on_bucket(bucket) {
   guarded = seed % 3 == 2;
   const auto some = [&](double rate) { return random.OneIn(2) ? 0 : rate; };
   const auto every = [&](uint64_t low, uint64_t high) {
@@ -75,6 +76,8 @@ Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket) : random(s
   if (on_bucket) {
     unmount = seconds(0);
     honours_conditions = !rates.links_refused;
+    Random bounds(seed ^ 0x0b0b0b0b);
+    if (with_bounds.value_or(bounds.OneIn(3))) MakeBounds(bounds);
   }
 
   Random disk(~seed);
@@ -97,6 +100,14 @@ void Plan::MakeDisk(Random disk) {
   disk_rates.sync_error = some(0.03);
   if (disk.OneIn(2)) disk_full = seconds(disk.Between(10, 40));
   if (disk.OneIn(2)) disk_rot = seconds(disk.Between(2, 15));
+}
+
+void Plan::MakeBounds(Random bounds) {
+  const uint64_t largest = *std::max_element(payload_bytes.begin(), payload_bytes.end());
+  const uint64_t kind = bounds.Below(3);
+  // From a few frames to about what there is.
+  if (kind != 0) bucket_bytes = FrameBytes(largest) * bounds.Between(4, 40);
+  if (kind != 1) bucket_ttl = seconds(bounds.Between(20, 60));
 }
 
 std::string Plan::Describe() const {
@@ -139,6 +150,8 @@ std::string Plan::Describe() const {
     every("disk_full", disk_full);
     every("disk_rot", disk_rot);
   }
+  if (bucket_bytes > 0) text += ", bucket of " + std::to_string(bucket_bytes);
+  if (bucket_ttl.count() > 0) text += ", ttl " + std::to_string(bucket_ttl.count()) + " s";
   rate("guarded", guarded);
   if (!tier_faults.empty()) text += ", tier faults " + tier_faults;
   return text;

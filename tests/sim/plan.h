@@ -15,7 +15,7 @@
 namespace terrace::sim {
 
 struct Plan {
-  Plan(uint64_t seed, std::optional<bool> with_disk, bool on_bucket);
+  Plan(uint64_t seed, std::optional<bool> with_disk, bool on_bucket, std::optional<bool> with_bounds);
   std::string Describe() const;
 
   Random random;
@@ -37,6 +37,10 @@ struct Plan {
   // Nodes share a bucket: what a mount alone does, does not happen.
   bool on_bucket = false;
   bool honours_conditions = true;
+  // Bounds of the bucket; 0: none. Their numbers come from a generator of their own.
+  uint64_t bucket_bytes = 0;
+  std::chrono::seconds bucket_ttl{0};
+  bool bounded() const { return bucket_bytes > 0 || bucket_ttl.count() > 0; }
   // The local disk of each node. Its numbers come from a generator of their own.
   bool has_disk = false;
   uint64_t disk_bytes = 0;
@@ -51,6 +55,7 @@ struct Plan {
 
  private:
   void MakeDisk(Random disk);
+  void MakeBounds(Random bounds);
 };
 
 }  // namespace terrace::sim

@@ -13,11 +13,12 @@ namespace {
 
 int Usage() {
   std::fprintf(stderr,
-               "sim [--seed N | --seeds A-B] [--disk yes|no] [--share bucket] [--steps N] [--log]\n"
+               "sim [--seed N | --seeds A-B] [--disk yes|no] [--share bucket [--bounds yes|no]] [--steps N] [--log]\n"
                "  --seed N     one run; prints its faults if it fails\n"
                "  --seeds A-B  a run for each, stops at the first that fails\n"
                "  --disk yes   nodes have a local disk, too (default: the seed decides)\n"
                "  --share bucket  nodes share a bucket instead of a directory\n"
+               "  --bounds yes|no  the bucket has bounds (default: the seed decides)\n"
                "  --steps N    a run of more steps hangs (20000000)\n"
                "  --log        prints every step\n");
   return 2;
@@ -41,6 +42,8 @@ int main(int argc, char** argv) {
       options.with_disk = std::string(argv[++i]) == "yes";
     } else if (flag == "--share" && i + 1 < argc) {
       options.on_bucket = std::string(argv[++i]) == "bucket";
+    } else if (flag == "--bounds" && i + 1 < argc) {
+      options.with_bounds = std::string(argv[++i]) == "yes";
     } else if (flag == "--steps" && i + 1 < argc) {
       options.steps_max = std::strtoull(argv[++i], nullptr, 10);
     } else {

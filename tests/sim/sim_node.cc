@@ -75,7 +75,10 @@ std::unique_ptr<Tier> SimNode::OpenBucket() {
   S3TierOptions options;
   options.load_queue_items_max = world_.plan.load_queue_items;
   options.save_queue_items_max = world_.plan.save_queue_items;
-  options.list_interval = kListInterval;
+  options.list_interval = options.list_pressed = kListInterval;
+  options.bounds = {.bytes_max = world_.plan.bucket_bytes, .ttl = world_.plan.bucket_ttl};
+  if (world_.break_bounds) world_.break_bounds(options.bounds);
+  options.lease_life = kLeaseLife;
   const auto open = [this, options] {
     return OpenS3Tier(
         std::make_unique<SimObjectStore>(world_.disk, view_, world_.scheduler, world_.log, name_, bucket_rates_,

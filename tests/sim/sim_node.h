@@ -27,9 +27,10 @@ namespace terrace::sim {
 // What all nodes stand on.
 struct World {
   explicit World(const RunOptions& options)
-      : plan(options.seed, options.with_disk, options.on_bucket),
+      : plan(options.seed, options.with_disk, options.on_bucket, options.with_bounds),
         break_tier(options.break_tier),
         break_disk(options.break_disk),
+        break_bounds(options.break_bounds),
         scheduler({.seed = plan.random.Next(), .preempt_one_in = plan.preempt_one_in, .steps_max = options.steps_max}),
         log(scheduler, options.log_all),
         disk(scheduler, log, plan.random.Fork()),
@@ -37,6 +38,7 @@ struct World {
 
   Plan plan;
   const std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
+  const std::function<void(S3Bounds&)> break_bounds;
   Scheduler scheduler;
   SimLog log;
   SimDisk disk;
@@ -58,6 +60,8 @@ inline constexpr std::chrono::seconds kStaleAge{900};
 inline constexpr std::chrono::seconds kScanInterval{30};
 // Of a bucket: others hear of a frame by it, if nobody asks for it before.
 inline constexpr std::chrono::seconds kListInterval{1};
+// Of whoever keeps its bounds.
+inline constexpr std::chrono::seconds kLeaseLife{6};
 
 class SimNode {
  public:

@@ -12,7 +12,7 @@
 //   - nodes that save, erase and set aside the same chunks at the same time;
 //   - where they share a bucket: calls that fail, are late, take place after their deadline or have their answer lost,
 //     bodies that break off and come again, conditions that the server does not honour, a bucket that is not there at
-//     the start;
+//     the start, bounds that any of them keeps, or several at once;
 //   - on a node's own disk: EIO, torn writes, syncs that fail, a disk that others fill, a cap that is lowered, the
 //     death of its process; and the loss of its power, which takes what was not synced, some pages by half.
 // Must be survived without a wrong answer or a hang, though frames are lost to it:
@@ -20,9 +20,9 @@
 //   - bits that rot, on the share and on the disks, and a peer gone mad that writes anything under any name, false
 //     news included;
 //   - a right frame written in the moment in which another node takes the damaged one at its place away.
-// Not simulated: the S3 client itself, whose unit tests have a server that misbehaves, and the bounds of shared tiers.
-// Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives stale
-// listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
+// Not simulated: the S3 client itself, whose unit tests have a server that misbehaves, and the bounds of a shared
+// directory. Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives
+// stale listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -89,11 +89,13 @@ TEST(Simulation, SeedsHoldOnABucket) {
     sum.deaths += report.deaths;
     sum.hits_below += report.hits_below;
     sum.saves_written += report.saves_written;
+    sum.collected += report.collected;
   }
   EXPECT_GT(sum.faults, 10 * kBucketSeeds);
   EXPECT_GT(sum.deaths, kBucketSeeds / 2);
   EXPECT_GT(sum.hits_below, 50 * kBucketSeeds);
   EXPECT_GT(sum.saves_written, 10 * kBucketSeeds);
+  EXPECT_GT(sum.collected, kBucketSeeds);
   EXPECT_EQ(RunSeed({.seed = 7, .on_bucket = true}).digest, RunSeed({.seed = 7, .on_bucket = true}).digest);
 }
 
@@ -261,12 +263,26 @@ TEST(SimulationSees, ARightFrameTakenAway) {
 
 TEST(SimulationSees, WhatGoesWrongOnABucket) {
   const auto found = [](auto break_tier) {
-    return RunSeed({.seed = 1, .with_disk = false, .on_bucket = true, .break_tier = break_tier}).failure;
+    return RunSeed({.seed = 1, .with_disk = false, .on_bucket = true, .with_bounds = false, .break_tier = break_tier})
+        .failure;
   };
   EXPECT_THAT(found([](std::unique_ptr<Tier> tier) { return std::make_unique<DeliversWrongBytes>(std::move(tier)); }),
               testing::HasSubstr("delivers wrong bytes"));
   EXPECT_THAT(found([](std::unique_ptr<Tier> tier) { return std::make_unique<ErasesOthersFrames>(std::move(tier)); }),
               testing::HasSubstr("removes a right frame that nobody erased"));
+}
+
+// Nodes that keep other bounds than the run has.
+TEST(SimulationSees, BoundsOfABucketThatAreNotKept) {
+  constexpr uint64_t kSizeSeed = 4, kTtlSeed = 7;  // Of a bucket with one of the two.
+  const auto found = [](uint64_t seed, auto break_bounds) {
+    return RunSeed({.seed = seed, .on_bucket = true, .with_bounds = true, .break_bounds = break_bounds}).failure;
+  };
+  EXPECT_THAT(found(kSizeSeed, [](S3Bounds& bounds) { bounds.bytes_max *= 3; }), testing::HasSubstr("above its bound"));
+  EXPECT_THAT(found(kSizeSeed, [](S3Bounds& bounds) { bounds.bytes_max /= 4; }),
+              testing::HasSubstr("that nobody erased"));
+  EXPECT_THAT(found(kTtlSeed, [](S3Bounds& bounds) { bounds.ttl *= 4; }), testing::HasSubstr("for twice the ttl"));
+  EXPECT_THAT(found(kTtlSeed, [](S3Bounds& bounds) { bounds.ttl /= 4; }), testing::HasSubstr("that nobody erased"));
 }
 
 class BlocksItsCaller final : public ForwardingTier {

@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "chunk/frame.h"
+#include "tests/sim/bucket_proof.h"
 #include "tests/sim/disk_proof.h"
 #include "tests/sim/sim_node.h"
 #include "tier/shared_fs_journal.h"
@@ -54,7 +55,13 @@ struct Seat {
 
 class Simulation {
  public:
-  explicit Simulation(const RunOptions& options) : world_(options), random_(world_.plan.random.Fork()) {}
+  explicit Simulation(const RunOptions& options) : world_(options), random_(world_.plan.random.Fork()) {
+    if (!world_.plan.bounded()) return;
+    world_.oracle.may_go = [this](const SimDisk::NameChange& change) {
+      ++report_.collected;
+      return MayBeCollected(world_, change);
+    };
+  }
 
   RunReport Run();
 
@@ -104,6 +111,8 @@ class Simulation {
   // Conversations, up to the first chunk whose name a later version's frame has: a save needs its parent.
   std::vector<Conversation> Savable() const;
   void Heal();
+  void ProveBounds();
+  bool Goes(const Digest& key);
   void CheckHeardOf(Seat& seat);
   void AwaitSaves(SimNode& node);  // A minute at most.
   std::set<std::string> Temporaries() const;
@@ -215,7 +224,7 @@ void Simulation::Direct() {
   }
   if (failed()) return;
   scheduler.Sleep(seconds(10));
-  Heal();
+  world_.plan.bounded() ? ProveBounds() : Heal();
 
   // Everything is written: an honest close keeps it, even if the server's memory goes, and new nodes find it.
   const std::set<Digest> before = world_.oracle.Present();
@@ -231,7 +240,7 @@ void Simulation::Direct() {
     disk.files.LoseUnsynced();  // Its power goes, too.
   }
   world_.disk.LoseUnsynced();
-  if (world_.oracle.Present() != before) Wrong("frames were lost after an honest close");
+  if (!world_.plan.bounded() && world_.oracle.Present() != before) Wrong("frames were lost after an honest close");
   scheduler.Sleep(kStaleAge + minutes(1));
   for (const auto& seat : seats_) Begin(*seat, /*clients=*/0);  // Nothing changes what is there.
   scheduler.Sleep(seconds(15));
@@ -709,11 +718,13 @@ void Simulation::CheckShared(Seat& seat, const std::set<Digest>& there, const ch
     if (!inode || !inode->damage.empty()) continue;
     const PrefixHit hit = node.store().Lookup(std::span(&key, 1));
     if (hit.chunks == 0) {
+      if (Goes(key)) continue;
       return Wrong(node.name() + " does not find a frame that is on the share " + when + ": " + key.Hex() + ", " +
                    ReasonName(hit.miss_reason));
     }
     const Item item = LoadOne(node, key);
     if (item.outcome != Outcome::kHit) {
+      if (Goes(key)) continue;
       return Wrong(node.name() + " can't load a frame that is on the share " + when + ": " + key.Hex() + ", " +
                    ReasonName(item.reason));
     }
@@ -764,6 +775,41 @@ void Simulation::Heal() {
   }
 }
 
+// A bucket with bounds can't have everything. In peace it keeps them, finds room for what is new, and has what is used.
+void Simulation::ProveBounds() {
+  world_.scheduler.Sleep(2 * kLeaseLife);  // That of a dead node is over.
+  ProveSize(world_, "in peace");
+  for (const auto& seat : seats_) {
+    Client client{seat->node, *seat, seat->last_life, random_.Fork()};
+    for (const Conversation& talk : Savable()) {
+      for (const Digest& key : talk.keys) LoadOne(*seat->node, key);
+      for (const Digest& key : talk.keys) SaveOne(client, key);
+      AwaitSaves(*seat->node);
+      world_.scheduler.Sleep(kVisibleWithin);
+      ProveSize(world_, "while one node writes");
+      for (const auto& other : seats_) CheckHeardOf(*other);
+    }
+    const TimePoint patience = world_.scheduler.Now() + minutes(1);
+    for (const Conversation& talk : Savable()) {
+      const Digest& first = talk.keys[0];
+      while (!world_.disk.Find(Oracle::FramePath(first)) && !failed()) {
+        SaveOne(client, first);
+        AwaitSaves(*seat->node);
+        world_.scheduler.Sleep(seconds(1));
+        if (world_.scheduler.Now() > patience) Wrong(seat->node->name() + " finds no room: " + first.Hex());
+      }
+    }
+  }
+  if (world_.plan.bucket_ttl.count() > 0 && !failed()) ProveTtl(world_, *seats_.back()->node);
+}
+
+// Collected in this moment: some node forgets it first, and then takes it away.
+bool Simulation::Goes(const Digest& key) {
+  if (!world_.plan.bounded()) return false;
+  world_.scheduler.Sleep(kVisibleWithin);
+  return !world_.disk.Find(Oracle::FramePath(key));
+}
+
 void Simulation::AwaitSaves(SimNode& node) {
   const TimePoint patience = world_.scheduler.Now() + seconds(60);
   while (node.store().pending_saves() > 0 && world_.scheduler.Now() < patience) {
@@ -782,6 +828,7 @@ std::set<std::string> Simulation::Temporaries() const {
 void Simulation::CheckHeardOf(Seat& seat) {
   for (const Digest& key : world_.oracle.Present()) {
     if (seat.node->store().Lookup(std::span(&key, 1)).chunks == 0) {
+      if (Goes(key)) continue;
       return Wrong(seat.node->name() + " does not hear of a frame in time: " + key.Hex());
     }
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "terrace/tier.h"
+#include "tier/s3_collector.h"
 
 namespace terrace::sim {
 
@@ -19,8 +20,10 @@ struct RunOptions {
   bool log_all = false;             // Every step, not only faults and events.
   std::optional<bool> with_disk;    // Nodes have a local disk, too. Not said: the seed decides.
   bool on_bucket = false;           // They share a bucket instead of a directory.
+  std::optional<bool> with_bounds;  // The bucket has bounds. Not said: the seed decides.
   // Put a fault that nobody may have into the shared tier, or into the disk, to see that it is seen.
   std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
+  std::function<void(S3Bounds&)> break_bounds;  // Nodes keep other ones than the run has.
 };
 
 struct RunReport {
@@ -33,6 +36,7 @@ struct RunReport {
   double virtual_seconds = 0;
   // What the run had to do with, so that nobody mistakes an idle simulation for a right one.
   uint64_t chunks_asked = 0, hits_ram = 0, hits_below = 0, saves_written = 0, lives = 0, deaths = 0;
+  uint64_t collected = 0;  // Right frames, to keep bounds.
 };
 
 RunReport RunSeed(const RunOptions& options);
