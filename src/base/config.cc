@@ -189,6 +189,7 @@ struct Loader {
     if (!text) return Fail(text.error(), place);
     try {
       const YAML::Node document = YAML::Load(*text);
+      (void)YAML::Load(std::string(TrimmedEnd(*text)));  // Else an open quote ends with a last line break.
       if (const auto line = SecondDocument(*text)) {
         return Fail(Code::kInvalid,
                     path + ":" + std::to_string(*line) + ": a configuration is one YAML document; it ends here");
@@ -224,7 +225,7 @@ struct Loader {
     }
     // !vault and its like ask for somebody to work on the value first, and nobody does.
     if (const std::string& tag = node.Tag(); tag.starts_with('!') && tag.size() > 1) {
-      return Fail(Code::kInvalid, At(path, key_node) + ": " + key + ": the tag " + tag + " means nothing here");
+      return Fail(Code::kInvalid, At(path, key_node) + ": " + key + ": a tag means nothing here; quote the value");
     }
     const std::string where = "file " + At(path, key_node);
     if (const auto earlier = file.find(name); earlier != file.end()) {

@@ -341,6 +341,8 @@ TEST(Config, AFileThatIsNotRightIsAnErrorWithItsLine) {
        ":2: \"load-deadline\" is set a second time (first: FILE:1); remove one"},
       {"- ram\n", ":1: expected `name: value` lines"},
       {"ram: 1GiB\n\"chunk: 3\n", ":2: "},
+      {"shared: \"/mnt\n", ":1: illegal EOF in scalar"},
+      {"ram: 1GiB\nshared: '/mnt\n\n \n", ":2: illegal EOF in scalar"},
       {"backends:\n  - a\n  - b: c\n", ":3: backends: an item must be text without a comma"},
       {"kv_type: f32\n", ":1: kv-type: \"f32\" is none of f16, q8_0"},
       {"help: true\n", ":1: unknown key \"help\"; see --help"},
@@ -384,7 +386,7 @@ TEST(Config, YamlsOwnReadingsOfAValueChangeNothing) {
       {"shared: ''\n", ":1: shared: empty; give a value, or leave the option out"},
       {"shared: \"/mnt\\n\"\n", ":1: shared: a line break or another control character is in it; remove it"},
       {"shared: \"/mnt\\0/kv\"\n", ":1: shared: a line break or another control character is in it; remove it"},
-      {"shared: !vault /mnt\n", ":1: shared: the tag !vault means nothing here"},
+      {"shared: !vault /mnt\n", ":1: shared: a tag means nothing here; quote the value"},
       {"<<: {ram: 1GiB}\n", ":1: unknown key \"<<\"; see --help"},
       {"Ram: 1GiB\n", ":1: unknown key \"Ram\"; did you mean \"ram\"?"},
       {"ram: *nobody\n", ":1: "},
@@ -447,7 +449,8 @@ TEST(Config, NoSecretIsShownByAnErrorOrADump) {
     EXPECT_EQ(error.find("sesame"), std::string::npos) << error;
   }
   for (const char* text : {"api_key: [sesame]\n", "api_key: {sesame: 1}\n", "api_key sesame\n", "api_key: sesame: 1\n",
-                           "api_key: sesame\napi_key: sesame\n", "api_key: !x sesame\n"}) {
+                           "api_key: sesame\napi_key: sesame\n", "api_key: !x sesame\n", "api_key: !sesame\n",
+                           "api_key: *sesame\n", "api_key: \"sesame\n"}) {
     const std::string error = ErrorOf(LoadWith({"--config", TempFile(text).path()}));
     EXPECT_NE(error, "(no error)") << text;
     EXPECT_EQ(error.find("sesame"), std::string::npos) << error;
@@ -456,6 +459,8 @@ TEST(Config, NoSecretIsShownByAnErrorOrADump) {
       LoadWith({"--shared=https://AK:ses/ame@host/p", "--backends=http://u:sesame@a,http://b,u:sesame@c,/mnt/x:1@d"});
   const std::string dump = parsed->values.Dump();
   EXPECT_NE(dump.find("shared = https://***@host/p "), std::string::npos) << dump;
+  const auto signed_url = LoadWith({"--shared=https://AK:SK@host/p?X-Amz-Signature=sesame,x"});
+  EXPECT_NE(signed_url->values.Dump().find("shared = https://***@host/p?*** "), std::string::npos);
   EXPECT_NE(dump.find("backends = http://***@a,http://b,***@c,/mnt/x:1@d "), std::string::npos) << dump;
 }
 

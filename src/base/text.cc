@@ -4,6 +4,11 @@
 #include <cctype>
 
 namespace terrace {
+namespace {
+
+bool IsBlank(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+}  // namespace
 
 std::string Lower(std::string_view text) {
   std::string lower(text);
@@ -12,9 +17,12 @@ std::string Lower(std::string_view text) {
 }
 
 std::string_view Trimmed(std::string_view text) {
-  const auto blank = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  while (!text.empty() && IsBlank(text.front())) text.remove_prefix(1);
+  return TrimmedEnd(text);
+}
+
+std::string_view TrimmedEnd(std::string_view text) {
+  while (!text.empty() && IsBlank(text.back())) text.remove_suffix(1);
   return text;
 }
 
@@ -40,6 +48,9 @@ std::string Replaced(std::string_view text, char from, char to) {
 std::string WithoutUserInfo(std::string_view text) {
   constexpr std::string_view kScheme = "://";
   std::string shown;
+  const size_t first = text.find(kScheme);
+  const size_t query = first == std::string_view::npos ? first : text.find('?', first);
+  if (query != std::string_view::npos) return WithoutUserInfo(text.substr(0, query)) + "?***";
   while (!text.empty()) {
     const size_t end = std::min(text.find(','), text.size());
     const std::string_view item = text.substr(0, end);

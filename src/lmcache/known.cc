@@ -23,6 +23,9 @@ constexpr std::string_view kNoStatistics = "nothing to do: /metrics counts hits 
 constexpr std::string_view kNoHidden = "hidden states are not cached";
 constexpr std::string_view kNoLoop = "nothing to do: no such loop exists here";
 constexpr std::string_view kOwnTuning = "nothing to tune: requests in flight follow what the storage takes";
+constexpr std::string_view kNoServer = "there is no LMCache server to speak to";
+constexpr std::string_view kNoTelemetry = "nothing is told to anybody";
+constexpr std::string_view kNoEncoder = "the outputs of encoders are not cached";
 constexpr std::string_view kNoSuchTier = "no such storage here; use a directory (fs) or a bucket (s3)";
 
 constexpr Key kKeys[] = {
@@ -53,7 +56,7 @@ constexpr Key kKeys[] = {
     {"p2p_init_ports", kList, kNoted, kNoPeers},
     {"p2p_lookup_ports", kList, kNoted, kNoPeers},
     {"mp_host", kText, kRefused, "there is no LMCache server to speak to; remove it"},
-    {"mp_port", kInt, kNoted, "there is no LMCache server to speak to"},
+    {"mp_port", kInt, kNoted, kNoServer},
     {"enable_controller", kBool, kNoted, kNoController},
     {"lmcache_instance_id", kText, kNoted, kNoController},
     {"controller_pull_url", kText, kNoted, kNoController},
@@ -136,6 +139,8 @@ constexpr Key kKeys[] = {
     {"max_hidden_state_cpu_size", kNumber, kNoted, kNoHidden},
     {"hidden_state_layers", kList, kNoted, kNoHidden},
     {"hidden_states_retrieve_mode", kText, kNoted, kNoHidden},
+    {"ec", kMap, kNoted, kNoEncoder},
+    {"ec_*", kText, kNoted, kNoEncoder},
 };
 
 constexpr Key kExtraKeys[] = {
@@ -162,8 +167,7 @@ constexpr Key kExtraKeys[] = {
     {"gpu_to_numa_mapping", kMap, kNoted, "memory is not bound to NUMA nodes"},
     {"use_exists_sync", kBool, kNoted, kNoLoop},
     {"remote_enable_mla_worker_id_as0", kBool, kNoted, "there is one rank"},
-    {"audit_actual_remote_url", kText, kNoted, kNoLoop},
-    {"audit_backend_enabled", kBool, kNoted, "saves and loads are counted in /metrics"},
+    {"audit_*", kText, kNoted, "saves and loads are counted in /metrics"},
     {"enable_nixl_storage", kBool, kRefused, kNoNixl},
     {"nixl_*", kText, kNoted, kNoNixl},
     {"use_direct_io", kBool, kNoted, kNoNixl},
@@ -189,6 +193,8 @@ constexpr Key kExtraKeys[] = {
     {"kv_msg_*", kNumber, kNoted, kNoController},
     {"full_sync_*", kNumber, kNoted, kNoController},
     {"heartbeat_url", kText, kNoted, kNoController},
+    {"controller_packages", kList, kNoted, kNoController},
+    {"disabled_controllers", kList, kNoted, kNoController},
     {"p2p_*", kNumber, kNoted, kNoPeers},
     {"worker_*", kNumber, kNoted, kNoController},
     {"lookup_backoff_time", kNumber, kNoted, "a look-up is answered from memory"},
@@ -201,26 +207,28 @@ constexpr Key kExtraKeys[] = {
     {"remote_health*", kText, kNoted, "a breaker around every tier stops calls that fail, and probes"},
 };
 
-constexpr std::string_view kOtherVariables[] = {
-    "config_file",
-    "log_level",
-    "track_usage",
-    "usage_track_*",
-    "force_skip_save",
-    "offload_rpc_port",
-    "device_backend",
-    "gpu_staging_buffer_bytes",
-    "disable_banner",
-    "mp_*",
-    "mq_timeout",
-    "server_url",
-    "resp_*",
-    "aerospike_*",
-    "coordinator_*",
-    "controller_*",
-    "runtime_plugin_*",
-    "request_telemetry_*",
-    "ec_*",
+constexpr Key kOtherVariables[] = {
+    {"config_file", kText, kMapped, "names the file"},
+    {"log_level", kText, kNoted, "--log-level says which lines go to stderr"},
+    {"track_usage", kText, kNoted, kNoTelemetry},
+    {"usage_track_*", kText, kNoted, kNoTelemetry},
+    {"request_telemetry_*", kText, kNoted, kNoTelemetry},
+    {"force_skip_save", kBool, kRefused, "saves are not switched off; leave out the tiers that must not be written"},
+    {"offload_rpc_port", kText, kNoted, "no such port is opened"},
+    {"device_backend", kText, kNoted, "the device is the engine's"},
+    {"gpu_staging_buffer_bytes", kText, kNoted, kOwnTuning},
+    {"rocm_*", kText, kNoted, kOwnTuning},
+    {"musa_*", kText, kNoted, kOwnTuning},
+    {"disable_banner", kText, kNoted, "there is no banner"},
+    {"mp_*", kText, kNoted, kNoServer},
+    {"mq_timeout", kText, kNoted, kNoServer},
+    {"server_url", kText, kNoted, kNoServer},
+    {"resp_*", kText, kNoted, kNoSuchTier},
+    {"aerospike_*", kText, kNoted, kNoSuchTier},
+    {"coordinator_*", kText, kNoted, kNoController},
+    {"controller_*", kText, kNoted, kNoController},
+    {"runtime_plugin_*", kText, kNoted, kNoPlugins},
+    {"plugin_*", kText, kNoted, kNoPlugins},
 };
 
 constexpr Alias kAliases[] = {
@@ -241,7 +249,7 @@ constexpr Alias kAliases[] = {
 
 std::span<const Key> Keys() { return kKeys; }
 std::span<const Key> ExtraKeys() { return kExtraKeys; }
-std::span<const std::string_view> OtherVariables() { return kOtherVariables; }
+std::span<const Key> OtherVariables() { return kOtherVariables; }
 std::span<const Alias> Aliases() { return kAliases; }
 
 }  // namespace terrace::lmcache

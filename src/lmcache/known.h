@@ -35,8 +35,8 @@ struct Key {
 std::span<const Key> Keys();
 // Under extra_config. A name that ends with '*' stands for all that begin so.
 std::span<const Key> ExtraKeys();
-// Variables LMCACHE_<name in capitals> that are no keys, and do nothing here. '*' as above.
-std::span<const std::string_view> OtherVariables();
+// Variables LMCACHE_<name in capitals> that are no keys. '*' as above.
+std::span<const Key> OtherVariables();
 // Old names that LMCache still takes: {old, new}.
 struct Alias {
   std::string_view old_name, name;

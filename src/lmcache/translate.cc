@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -60,6 +61,13 @@ std::vector<std::string> Items(const YAML::Node& node) {
   std::vector<std::string> items;
   for (const YAML::Node& item : node) items.push_back(item.Scalar());
   return items;
+}
+
+// What a file of variables (docker --env-file) leaves around a value, LMCache takes off.
+std::string Unquoted(std::string_view text) {
+  const std::string_view inner = Trimmed(text);
+  const bool quoted = inner.size() >= 2 && inner.front() == inner.back() && (inner[0] == '"' || inner[0] == '\'');
+  return std::string(quoted ? inner.substr(1, inner.size() - 2) : text);
 }
 
 // What is wrong with a value, without the value: it may be a secret.
@@ -127,6 +135,7 @@ class Translator {
     out_.file = path;
     try {
       const YAML::Node document = YAML::Load(*text);
+      (void)YAML::Load(std::string(TrimmedEnd(*text)));  // Else an open quote ends with a last line break.
       if (const auto line = config::SecondDocument(*text)) {
         return Fail(Code::kInvalid,
                     path + ":" + std::to_string(*line) + ": a configuration is one YAML document; it ends here");
@@ -143,9 +152,11 @@ class Translator {
     return path + ":" + std::to_string(node.Mark().line + 1);
   }
 
+  using Where = std::function<std::string(const YAML::Node& key)>;
+
   // Takes the pairs of a map, by their present names.
-  template <class Where>
-  Result<void> Add(const YAML::Node& map, std::span<const Key> keys, std::map<std::string, Given>& into, Where where) {
+  Result<void> Add(const YAML::Node& map, std::span<const Key> keys, std::map<std::string, Given>& into,
+                   const Where& where) {
     std::map<std::string, bool> seen;
     for (const auto& pair : map) {
       if (!pair.first.IsScalar()) return Fail(Code::kInvalid, where(pair.first) + ": a key must be plain text");
@@ -154,21 +165,43 @@ class Translator {
       if (std::exchange(seen[name], true)) {
         return Fail(Code::kInvalid, where(pair.first) + ": " + written + " is set a second time; remove one");
       }
-      if (Find(keys, name) == nullptr) {
+      if (!Knows(keys, name)) {
         Unknown(where(pair.first), written, Lower(written), keys);
         continue;
       }
       if (name == "extra_config" && &into == &top_) {
-        if (const auto complaint = Complaint(Kind::kMap, pair.second)) {
-          return Fail(Code::kInvalid, where(pair.first) + ": extra_config: " + *complaint);
-        }
-        if (pair.second.IsNull()) continue;
-        if (const Result<void> added = Add(pair.second, ExtraKeys(), extra_, where); !added) return added;
+        if (const Result<void> added = AddExtra(pair.second, where(pair.first), where); !added) return added;
         continue;
+      }
+      // Of no use to a reader that does not know it; and it may be the begin of a secret.
+      if (const std::string& tag = pair.second.Tag(); tag.starts_with('!') && tag.size() > 1) {
+        return Fail(Code::kInvalid, where(pair.first) + ": " + written + ": a tag means nothing here; quote the value");
       }
       into[name] = {pair.second, where(pair.first)};
     }
     return {};
+  }
+
+  // A map, or the text of one in JSON.
+  Result<void> AddExtra(const YAML::Node& node, const std::string& place, const Where& where) {
+    if (node.IsNull() || (node.IsScalar() && Trimmed(node.Scalar()).empty())) return {};
+    if (node.IsMap()) return Add(node, ExtraKeys(), extra_, where);
+    YAML::Node map;
+    try {
+      if (node.IsScalar()) map = YAML::Load(node.Scalar());
+    } catch (const YAML::Exception& error) {  // The edge: yaml-cpp reports by exception.
+      return Fail(Code::kInvalid, place + ": extra_config: not JSON: " + error.msg);
+    }
+    if (!map.IsMap())
+      return Fail(Code::kInvalid, place + ": extra_config: expected a map, or JSON: {\"key\": value, ...}");
+    return Add(map, ExtraKeys(), extra_, [&](const YAML::Node&) { return place; });
+  }
+
+  // ec_chunk_size is chunk_size of the encoder's cache.
+  static bool Knows(std::span<const Key> keys, std::string_view name) {
+    constexpr std::string_view kEncoder = "ec_";
+    if (Find(keys, name) == nullptr) return false;
+    return !name.starts_with(kEncoder) || Find(keys, Present(std::string(name.substr(kEncoder.size())))) != nullptr;
   }
 
   static std::string Present(const std::string& written) {
@@ -191,14 +224,14 @@ class Translator {
       const std::string name = Present(Lower(variable.substr(kPrefix.size())));
       std::string where = "env " + variable;
       if (name == "extra_config") {
-        const YAML::Node map = YAML::Load(value);
-        if (!map.IsMap()) return Fail(Code::kInvalid, where + ": expected JSON: {\"key\": value, ...}");
-        if (const Result<void> added = Add(map, ExtraKeys(), extra_, [&](const YAML::Node&) { return where; }); !added)
-          return added;
-      } else if (Find(Keys(), name) != nullptr) {
-        top_[name] = {YAML::Node(value), where};
-      } else if (std::none_of(OtherVariables().begin(), OtherVariables().end(),
-                              [&](std::string_view other) { return Matches(other, name); })) {
+        const Result<void> added =
+            AddExtra(YAML::Node(Unquoted(value)), where, [&](const YAML::Node&) { return where; });
+        if (!added) return added;
+      } else if (Knows(Keys(), name)) {
+        top_[name] = {YAML::Node(Unquoted(value)), where};
+      } else if (Find(OtherVariables(), name) != nullptr) {
+        other_[name] = {YAML::Node(Unquoted(value)), where};
+      } else {
         Unknown(where, variable, name, Keys());
       }
     }
@@ -206,7 +239,8 @@ class Translator {
   }
 
   Result<void> CheckAll() {
-    for (const auto& [given, keys] : {std::pair(&top_, Keys()), std::pair(&extra_, ExtraKeys())}) {
+    for (const auto& [given, keys] :
+         {std::pair(&top_, Keys()), std::pair(&extra_, ExtraKeys()), std::pair(&other_, OtherVariables())}) {
       for (const auto& [name, value] : *given) {
         const Key& key = *Find(keys, name);
         // A pattern's keys have types of their own, which nobody reads.
@@ -248,7 +282,10 @@ class Translator {
   }
 
   Result<void> Map() {
-    if (const Given* chunk = Set(top_, "chunk_size")) Preset("chunk", chunk->node.Scalar(), "chunk_size", *chunk);
+    if (const Given* chunk = Set(top_, "chunk_size")) {
+      const double tokens = std::min(*Number(chunk->node.Scalar()), 1e9);  // "256.0" is 256.
+      Preset("chunk", std::to_string(std::llround(tokens)), "chunk_size", *chunk);
+    }
     if (const Given* save = Set(top_, "save_decode_cache")) {
       Preset("save-decode-cache", save->node.Scalar(), "save_decode_cache", *save);
     }
@@ -377,7 +414,7 @@ class Translator {
   }
 
   Translation out_;
-  std::map<std::string, Given> top_, extra_;
+  std::map<std::string, Given> top_, extra_, other_;
 };
 
 }  // namespace
