@@ -92,6 +92,7 @@ std::shared_ptr<void> Keep(nb::object object) {
 // Where a chunk belongs when several ranks and groups keep KV; their spaces differ, too.
 struct Shard {
   uint32_t tp_rank = 0, pp_rank = 0, kv_group = 0;
+  bool gaps = false;  // Chunks are saved with gaps between them (a sliding window): each is a chain's first.
 };
 
 // The keys of one sequence in one space.
@@ -99,11 +100,20 @@ class Chain {
  public:
   Chain(const nb::bytes& space, uint32_t chunk_tokens,
         const std::vector<std::tuple<uint32_t, uint32_t, nb::bytes>>& media, uint32_t tp_rank, uint32_t pp_rank,
-        uint32_t kv_group)
-      : shard_{tp_rank, pp_rank, kv_group},
+        uint32_t kv_group, bool gaps)
+      : shard_{tp_rank, pp_rank, kv_group, gaps},
         media_(ToItems(media)),
         chain_(ToDigest(space), Checked(chunk_tokens), media_) {}
 
+  // The same sequence, as another rank keeps it.
+  Chain OnRank(const nb::bytes& space, uint32_t tp_rank, uint32_t pp_rank) const {
+    Chain other(*this);
+    other.shard_.tp_rank = tp_rank;
+    other.shard_.pp_rank = pp_rank;
+    other.chain_ = KeyChain(ToDigest(space), chain_.chunk_tokens(), media_);
+    other.chain_.Extend(tokens_);
+    return other;
+  }
   void Extend(const Tokens& tokens) {
     tokens_.insert(tokens_.end(), tokens.data(), tokens.data() + tokens.size());
     chain_.Extend(tokens_);
@@ -115,7 +125,7 @@ class Chain {
 
   // For pickle: what the constructor takes, and the tokens. The keys are hashed anew.
   using Media = std::vector<std::tuple<uint32_t, uint32_t, nb::bytes>>;
-  using State = std::tuple<nb::bytes, uint32_t, Media, uint32_t, uint32_t, uint32_t, nb::bytes>;
+  using State = std::tuple<nb::bytes, uint32_t, Media, uint32_t, uint32_t, uint32_t, bool, nb::bytes>;
   State GetState() const {
     Media media;
     for (const MediaItem& item : media_)
@@ -126,11 +136,12 @@ class Chain {
             shard_.tp_rank,
             shard_.pp_rank,
             shard_.kv_group,
+            shard_.gaps,
             nb::bytes(tokens_.data(), tokens_.size() * sizeof(int32_t))};
   }
   static void SetState(Chain& self, const State& state) {
-    const auto& [space, chunk_tokens, media, tp_rank, pp_rank, kv_group, tokens] = state;
-    new (&self) Chain(space, chunk_tokens, media, tp_rank, pp_rank, kv_group);
+    const auto& [space, chunk_tokens, media, tp_rank, pp_rank, kv_group, gaps, tokens] = state;
+    new (&self) Chain(space, chunk_tokens, media, tp_rank, pp_rank, kv_group, gaps);
     self.tokens_.resize(tokens.size() / sizeof(int32_t));
     std::memcpy(self.tokens_.data(), tokens.data(), self.tokens_.size() * sizeof(int32_t));
     self.chain_.Extend(self.tokens_);
@@ -144,7 +155,7 @@ class Chain {
   FrameInfo Info(size_t i, uint64_t payload_bytes) const {
     return {.space = chain_.space(),
             .key = keys().at(i),
-            .parent = chain_.parent(i),
+            .parent = shard_.gaps ? chain_.space() : chain_.parent(i),
             .first_token = static_cast<uint32_t>(i) * chain_.chunk_tokens(),
             .token_count = chain_.chunk_tokens(),
             .tp_rank = shard_.tp_rank,
@@ -349,9 +360,11 @@ NB_MODULE(_native, m) {
 
   nb::class_<Chain>(m, "Chain", "The keys of a token sequence in a space.")
       .def(nb::init<const nb::bytes&, uint32_t, const std::vector<std::tuple<uint32_t, uint32_t, nb::bytes>>&, uint32_t,
-                    uint32_t, uint32_t>(),
+                    uint32_t, uint32_t, bool>(),
            "space"_a, "chunk_tokens"_a = 256, "media"_a = nb::list(), "tp_rank"_a = 0, "pp_rank"_a = 0,
-           "kv_group"_a = 0)
+           "kv_group"_a = 0, "gaps"_a = false, "media: (position, length, id). gaps: chunks are saved singly.")
+      .def("on_rank", &Chain::OnRank, "space"_a, "tp_rank"_a, "pp_rank"_a,
+           "The same sequence, as another rank keeps it.")
       .def("__getstate__", &Chain::GetState)
       .def("__setstate__", &Chain::SetState)
       .def("extend", &Chain::Extend, "tokens"_a, "More tokens of the sequence, int32.")

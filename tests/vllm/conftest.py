@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, the real model, the wheel as a user installs it. Run by `make test-vllm`.
 
-A vLLM takes a minute to start, so there are few of them, and each does a whole plan (run_llm.py).
+A vLLM takes a minute to start, so there are few processes of them, and each does a whole plan (run_llm.py).
 """
 
 import json
@@ -26,8 +26,9 @@ class Runner:
         path.mkdir(exist_ok=True)
         return path
 
-    def run(self, plan: dict, **env: str) -> list[dict]:
-        """A fresh process with its own configuration in the environment; its log lies beside."""
+    def run(self, *engines: dict, **env: str) -> list[list[dict]]:
+        """A fresh process with its own configuration in the environment, one engine after the other in it; its log lies
+        beside."""
         number = len(list(self.folder.glob("run-*.log")))
         log = self.folder / f"run-{number}.log"
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
@@ -35,7 +36,7 @@ class Runner:
         with log.open("wb") as output:
             done = subprocess.run(
                 [sys.executable, Path(__file__).parent / "run_llm.py"],
-                input=json.dumps({"model": str(MODEL), **plan}).encode(),
+                input=json.dumps({"engines": [{"model": str(MODEL), **engine} for engine in engines]}).encode(),
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=environment,

@@ -1,18 +1,24 @@
-"""One vLLM in one fresh process: reads a plan from stdin, prints what came out as the last line.
+"""Real vLLMs in one fresh process, one after the other (importing vLLM takes longer than starting it): reads a plan
+from stdin, prints what came out as the last line.
 
-    {"model": "...", "options": {...}, "steps": [{"prompts": [...], "max_tokens": 8, "salt": null, "forget": false,
-      "adapter": ["name", 1, "/folder"], "flip": "/a/file"}]}
+    {"engines": [{"model": "...", "options": {...}, "environment": {...}, "steps": [{"prompts": [...], "max_tokens": 8,
+      "salt": null, "forget": false, "adapter": ["name", 1, "/folder"], "flip": "/a/file", "trace": "/a/log"}]}]}
 
-`forget` empties vLLM's own prefix cache before the step; `flip` changes a bit of a file. A step answers with the texts,
-the seconds it took, and how many tokens of its prompts came from outside (vLLM's own counter).
+`forget` empties vLLM's own prefix cache before the step; `flip` changes a bit of a file; `trace` writes what the
+scheduler's thread asks of the kernel. A step answers with the texts, the seconds it took, how many tokens of its
+prompts came from outside (vLLM's own counter), and how long each call of the connector by the scheduler took.
 """
 
+import gc
 import json
 import os
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 from bits import flip
+from watch import traced, watch
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -21,6 +27,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.v1.metrics.reader import Counter
 
@@ -34,21 +41,24 @@ def counters(llm: LLM) -> dict[str, int]:
     return found
 
 
-def main() -> None:
-    plan = json.load(sys.stdin)
+def run(plan: dict) -> list[dict]:
+    os.environ.update(plan.get("environment", {}))
     llm = LLM(
         plan["model"],
         dtype="float32",
         enforce_eager=True,
-        max_model_len=2048,
         disable_log_stats=False,
-        kv_transfer_config={"kv_connector": "TerraceConnector", "kv_role": "kv_both"},
-        **plan.get("options", {}),
+        **{
+            "max_model_len": 2048,
+            "kv_transfer_config": {"kv_connector": "TerraceConnector", "kv_role": "kv_both"},
+            **plan.get("options", {}),
+        },
     )
     from terrace_kv.vllm.connector import Instance  # After vLLM has begun, as with every user.
 
     instance = Instance.of(llm.llm_engine.vllm_config.kv_transfer_config.engine_id)
-    assert instance.spaces is not None and instance.spaces.wait(300), "the weights' digest"
+    assert instance.spaces is None or instance.spaces.wait(300), "the weights' digest"
+    seconds = watch(llm.llm_engine.engine_core.engine_core.scheduler.connector)
     answers = []
     for step in plan["steps"]:
         if step.get("forget"):
@@ -57,20 +67,32 @@ def main() -> None:
             flip(step["flip"])
         adapter = LoRARequest(*step["adapter"]) if step.get("adapter") else None
         before, begun = counters(llm), time.monotonic()
+        seconds.clear()
         prompts = [{"prompt": text, "cache_salt": step.get("salt")} for text in step["prompts"]]
         sampling = SamplingParams(temperature=0, max_tokens=step.get("max_tokens", 8), ignore_eos=True)
-        outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
-        after = counters(llm)
+        with traced(Path(step["trace"])) if step.get("trace") else nullcontext():
+            outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
+        took, after = time.monotonic() - begun, counters(llm)
         answers.append(
             {
                 "texts": [output.outputs[0].text for output in outputs],
                 "prompt_tokens": [len(output.prompt_token_ids) for output in outputs],
-                "seconds": time.monotonic() - begun,
+                "seconds": took,
                 "external": after.get("vllm:external_prefix_cache_hits", 0)
                 - before.get("vllm:external_prefix_cache_hits", 0),
                 "counters": {name: after[name] - before.get(name, 0) for name in after if "terrace" in name},
+                "calls": list(seconds),
             }
         )
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+    return answers
+
+
+def main() -> None:
+    answers = [run(plan) for plan in json.load(sys.stdin)["engines"]]
     print(json.dumps(answers), flush=True)
 
 

@@ -16,22 +16,29 @@ from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
 from terrace_kv.vllm.content import Contents, file_digest
 from terrace_kv.vllm.engine import LookupResult, ReqContext, ScheduleEndContext
+from terrace_kv.vllm.space import Shard
 
 CHUNK = 4
 BYTES = 1000
 SPACE = bytes(32)
 
 
+def shard(group: int = 0, rank: int = 0, chunk_tokens: int = CHUNK, gaps: bool = False) -> Shard:
+    return Shard(group, rank, rank, 0, chunk_tokens, BYTES, gaps)
+
+
 @dataclass
 class FakeSpaces:
-    space: bytes | None = SPACE
-    chunk_tokens: int = CHUNK
+    known: bool = True
+    shards: list[Shard] = field(default_factory=lambda: [shard()])
     asked: list = field(default_factory=list)
     digest: Future = field(default_factory=Future)
 
-    def id(self, salt: str, adapter: Future | None) -> bytes | None:
+    def ids(self, salt: str, adapter: Future | None) -> list[bytes] | None:
         self.asked.append((salt, adapter))
-        return self.space if adapter is None or adapter.done() else None
+        if not self.known or not (adapter is None or adapter.done()):
+            return None
+        return [SPACE if s == shard() else bytes([i + 1]) * 32 for i, s in enumerate(self.shards)]
 
     def adapter(self, lora: object) -> Future:
         return self.digest
@@ -40,8 +47,9 @@ class FakeSpaces:
 class FakeCall:
     """A call whose items settle when the test says so."""
 
-    def __init__(self, size: int) -> None:
-        self.items: list = [None] * size
+    def __init__(self, first: int, last: int, chain: Chain | None = None, timeout: float = 0) -> None:
+        self.items: list = [None] * (last - first)
+        self.first, self.chain, self.timeout = first, chain, timeout
         self.cancelled = False
 
     def __len__(self) -> int:
@@ -63,13 +71,18 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.calls: list[FakeCall] = []
+        self.prefetched = 0
 
     def lease(self, chain: Chain, first: int, last: int, payload_bytes: int, timeout: float) -> FakeCall:
-        self.calls.append(FakeCall(last - first))
+        self.calls.append(FakeCall(first, last, chain, timeout))
         return self.calls[-1]
 
     def prefetch(self, chain: Chain, first: int, last: int, payload_bytes: int, timeout: float) -> FakeCall:
-        return FakeCall(last - first)
+        self.prefetched += 1
+        return FakeCall(first, last)
+
+    def stats(self) -> FakeCall:
+        return FakeCall(0, 1)
 
 
 def hit() -> SimpleNamespace:
@@ -84,7 +97,7 @@ class Scheduler:
     """vLLM's: names chunks by hashes of its own, and tells where they end."""
 
     def __init__(self, client: object, spaces: object, deadline_s: float | None = 60.0) -> None:
-        self.manager = ours.Manager(client, spaces, lambda: BYTES, deadline_s, lambda: None)
+        self.manager = ours.Manager(client, spaces, deadline_s, lambda: None)
 
     def add(self, tokens: int, **more: object) -> ReqContext:
         self.request = SimpleNamespace(
@@ -102,16 +115,21 @@ class Scheduler:
         self.manager.track(self.request)
         context = ReqContext(req_id="r")
         self.manager.on_new_request(context)
-        for end in range(CHUNK, tokens + 1, CHUNK):
-            context.set_offload_key_position(self.key(end), end)
+        for group in range(3):
+            for end in range(CHUNK, tokens + 1, CHUNK):
+                context.set_offload_key_position(self.key(end, group), end)
         return context
 
-    @staticmethod
-    def key(end: int) -> bytes:
-        return hashlib.sha256(b"%d" % end).digest() + bytes(4)
+    def counted(self) -> dict:
+        stats = self.manager.get_stats()
+        return {} if stats is None else stats.data
 
-    def ask(self, context: ReqContext, *ends: int) -> list[str]:
-        return [self.manager.lookup(self.key(end), context).name for end in ends]
+    @staticmethod
+    def key(end: int, group: int = 0) -> bytes:
+        return hashlib.sha256(b"%d" % end).digest() + group.to_bytes(4, "big")
+
+    def ask(self, context: ReqContext, *ends: int, group: int = 0) -> list[str]:
+        return [self.manager.lookup(self.key(end, group), context).name for end in ends]
 
 
 def test_a_request_is_told_to_ask_again_while_bytes_come_and_a_hit_is_in_ram() -> None:
@@ -127,7 +145,8 @@ def test_a_request_is_told_to_ask_again_while_bytes_come_and_a_hit_is_in_ram() -
     spec = scheduler.manager.prepare_load([scheduler.key(4)], context)
     assert spec.leases == [call.items[0].lease]
     sent = pickle.loads(pickle.dumps(spec))  # As to a worker in another process: it borrows by key.
-    assert (sent.leases, sent.first, sent.last, sent.chain[0]) == ([], 0, 1, spec.chain[0])
+    (row,) = sent.rows
+    assert (sent.leases, row.first, row.last, row.chain[0]) == ([], 0, 1, spec.rows[0].chain[0])
     assert scheduler.manager.get_load_source(scheduler.key(4), context).value == "external_unspecified"
     assert len(client.calls) == 1
 
@@ -166,6 +185,103 @@ def test_a_load_that_failed_at_the_worker_is_not_asked_for_again() -> None:
     assert len(client.calls) == 1
 
 
+def test_chunks_are_counted_as_hits_when_they_have_arrived() -> None:
+    for fails in (False, True):
+        client = FakeClient()
+        scheduler = Scheduler(client, FakeSpaces())
+        context = scheduler.add(13)
+        scheduler.ask(context, 4)
+        client.calls[0].items[:2] = [hit(), hit()]
+        keys = [scheduler.key(4), scheduler.key(8)]
+        scheduler.manager.prepare_load(keys, context)
+        assert "hit" not in str(scheduler.counted())
+        if fails:
+            scheduler.manager.give_up("r")
+        scheduler.manager.complete_load(keys, context)
+        counted = str(scheduler.counted())
+        assert ("hit" in counted, "failed" in counted) == (not fails, fails)
+
+
+def test_after_loads_that_lost_only_ram_is_asked_for_a_while() -> None:
+    client = FakeClient()
+    scheduler = Scheduler(client, FakeSpaces(), deadline_s=30.0)
+    late = scheduler.add(13)
+    assert client.prefetched == 1
+    scheduler.ask(late, 4)
+    scheduler.manager._requests["r"].deadline = 0.0  # It has passed.
+    assert scheduler.ask(late, 4) == ["MISS"]
+    assert "timeout" in str(scheduler.counted())
+    next_one = scheduler.add(13)
+    assert client.prefetched == 1
+    scheduler.ask(next_one, 4)
+    assert client.calls[-1].timeout <= ours.PATIENCE_MIN_S
+    client.calls[-1].items[:] = [hit(), miss("timeout"), miss("timeout")]
+    assert scheduler.ask(next_one, 4, 8) == ["HIT", "MISS"]
+    assert "slower" in str(scheduler.counted())
+    scheduler.manager.pauses.won()
+    scheduler.ask(scheduler.add(13), 4)
+    assert client.calls[-1].timeout > 1
+
+
+def test_a_chunk_is_a_hit_when_every_rank_has_its_part() -> None:
+    client = FakeClient()
+    scheduler = Scheduler(client, FakeSpaces(shards=[shard(rank=0), shard(rank=1)]))
+    context = scheduler.add(13)
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    first, second = client.calls
+    assert first.chain[0] != second.chain[0]
+    first.items[:] = [hit(), hit(), miss("not_found")]
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    second.items[:] = [hit(), miss("not_found"), miss("not_found")]
+    assert scheduler.ask(context, 4, 8) == ["HIT", "MISS"]
+    spec = pickle.loads(pickle.dumps(scheduler.manager.prepare_load([scheduler.key(4)], context)))
+    (row,) = spec.rows
+    assert row.chain.on_rank(row.spaces[0], 0, 0)[0] == first.chain[0]
+    assert row.chain.on_rank(row.spaces[1], 1, 0)[0] == second.chain[0]
+    stored = scheduler.manager.prepare_store([scheduler.key(8)], context).store_spec
+    assert stored.spaces == [row.spaces]
+
+
+def test_groups_have_chunks_of_their_own_and_a_window_is_asked_for_backwards() -> None:
+    client = FakeClient()
+    groups = [shard(), shard(group=1, chunk_tokens=2 * CHUNK), shard(group=2, gaps=True)]
+    scheduler = Scheduler(client, FakeSpaces(shards=groups))
+    context = scheduler.add(17)
+    assert scheduler.ask(context, 4, 8, 12, 16) == ["RETRY"] * 4
+    assert scheduler.ask(context, 8, 16, group=1) == ["RETRY"] * 2
+    assert scheduler.ask(context, 16, 12, group=2) == ["RETRY"] * 2
+    assert [(call.first, len(call)) for call in client.calls] == [(0, 4), (0, 2), (3, 1), (2, 1)]
+    assert len({call.chain[0] for call in client.calls}) == 3
+    for call in client.calls:
+        call.items[:] = [hit() for _ in call.items]
+    keys = [scheduler.key(end) for end in (4, 8, 12, 16)]
+    keys += [scheduler.key(end, 1) for end in (8, 16)] + [scheduler.key(16, 2)]
+    spec = scheduler.manager.prepare_load(keys, context)
+    assert [(row.group, row.first, row.last) for row in spec.rows] == [(0, 0, 4), (1, 0, 2), (2, 3, 4)]
+    leases = [item.lease for call in client.calls[:3] for item in call.items]
+    assert spec.leases == leases
+    stored = scheduler.manager.prepare_store([scheduler.key(16), scheduler.key(16, 2)], context).store_spec
+    assert [(index, group) for _, index, group in stored.chunks] == [(3, 0), (3, 2)]
+
+
+def test_images_are_part_of_the_names_by_their_digest() -> None:
+    def first_keys(*media: tuple[int, int, str]) -> list[bytes]:
+        client = FakeClient()
+        scheduler = Scheduler(client, FakeSpaces())
+        features = [
+            SimpleNamespace(mm_position=SimpleNamespace(offset=o, length=n), mm_hash=name, identifier="lora:" + name)
+            for o, n, name in media
+        ]
+        scheduler.ask(scheduler.add(13, mm_features=features), 4)
+        return [client.calls[0].chain[i] for i in range(3)] if client.calls else []
+
+    plain, ann, ben = first_keys(), first_keys((5, 4, "ann")), first_keys((5, 4, "ben"))
+    assert plain[0] == ann[0] == ben[0]
+    assert len({plain[1], ann[1], ben[1]}) == 3
+    assert first_keys((5, 4, "ann")) == ann
+    assert first_keys((5, 4, "ann"), (6, 2, "ben")) == [], "items that overlap are not cached"
+
+
 def test_a_preempted_request_asks_anew() -> None:
     client = FakeClient()
     scheduler = Scheduler(client, FakeSpaces())
@@ -180,12 +296,12 @@ def test_a_preempted_request_asks_anew() -> None:
 
 
 def test_nothing_is_asked_or_saved_until_the_weights_have_a_name() -> None:
-    client, spaces = FakeClient(), FakeSpaces(space=None)
+    client, spaces = FakeClient(), FakeSpaces(known=False)
     scheduler = Scheduler(client, spaces)
     context = scheduler.add(13)
     assert scheduler.ask(context, 4) == ["MISS"]
     assert scheduler.manager.prepare_store([scheduler.key(4)], context).keys_to_store == []
-    spaces.space = SPACE
+    spaces.known = True
     stored = scheduler.manager.prepare_store([scheduler.key(4), scheduler.key(8)], context)
     assert stored.keys_to_store == [scheduler.key(4), scheduler.key(8)]
     assert [(index, group) for _, index, group in stored.store_spec.chunks] == [(0, 0), (1, 0)]
@@ -197,7 +313,7 @@ def test_an_adapter_that_is_read_anew_with_each_request_is_not_cached() -> None:
     assert scheduler.ask(context, 4) == ["MISS"]
 
 
-@pytest.mark.parametrize("what", ["mm_features", "prompt_embeds", "pooling_params"])
+@pytest.mark.parametrize("what", ["prompt_embeds", "pooling_params"])
 def test_what_tokens_alone_do_not_name_is_not_cached(what: str) -> None:
     scheduler = Scheduler(FakeClient(), FakeSpaces())
     context = scheduler.add(13, **{what: [1]})

@@ -13,9 +13,12 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from terrace_kv import Client, Lease, LoadCall, Pages
+import yaml
+
+from terrace_kv import Chain, Client, Lease, LoadCall, Pages
 
 from .engine import (
     VERSION,
@@ -31,11 +34,12 @@ from .engine import (
     OffloadingSpec,
     OffloadingWorker,
     TransferResult,
+    current_platform,
     init_logger,
 )
 from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
 from .node import PrivateNode, private_socket, unbound
-from .space import Spaces, payload_bytes, why_not_cached
+from .space import Shard, Spaces, shards_of, why_not_cached
 
 logger = init_logger("vllm.terrace")
 
@@ -47,6 +51,16 @@ UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings.
 def seconds(text: str | None) -> float | None:
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip()) if text else None
     return int(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else None
+
+
+def configured_node() -> str:
+    """Socket of the node that the user has named; "" without one."""
+    if socket := os.environ.get("TERRACE_NODE"):
+        return socket
+    if not (file := os.environ.get("TERRACE_CONFIG_FILE")):
+        return ""
+    settings = yaml.safe_load(Path(file).read_text())
+    return str(settings.get("node") or "") if isinstance(settings, dict) else ""
 
 
 class Instance:
@@ -61,30 +75,30 @@ class Instance:
             return cls._all[engine_id]
 
     @classmethod
-    def make(cls, engine_id: str, role: Any, together: bool) -> "Instance":
+    def make(cls, engine_id: str, together: bool, starts_node: bool) -> "Instance":
         """`together`: scheduler and worker are in one process, and the store with them. Otherwise it is in a node."""
         with cls._lock:
             if engine_id not in cls._all:
                 with unbound():
-                    cls._all[engine_id] = cls(engine_id, role, together)
+                    cls._all[engine_id] = cls(engine_id, together, starts_node)
             return cls._all[engine_id]
 
-    def __init__(self, engine_id: str, role: Any, together: bool) -> None:
+    def __init__(self, engine_id: str, together: bool, starts_node: bool) -> None:
         self._engine_id = engine_id
         self._users = 0
         self._node: PrivateNode | None = None
-        if together or os.environ.get("TERRACE_NODE"):
+        if together or configured_node():
             self.client = Client()
         else:
-            # The worker comes first, and what it starts ends with it.
             socket = private_socket(engine_id)
             self.client = Client(node=socket)
-            if role == KVConnectorRole.WORKER:
+            if starts_node:
                 self._node = PrivateNode(socket, self.client.setting)
-        self.pages: Pages | None = None
+        self.pages: Any = None  # Pages, or what is in their place for KV in a device.
         self.spaces: Spaces | None = None
-        self.caches = False
-        self.payload_bytes = 0
+        self.why_not: str | None = None  # Cached.
+        self.shards: list[Shard] = []
+        self.rank = 0
         atexit.register(self._close)  # vLLM may end without a word.
 
     def enter(self) -> None:
@@ -112,9 +126,9 @@ class Instance:
 
 @dataclass
 class Borrowing:
-    """A load whose chunks are asked for."""
+    """A load whose chunks are asked for: calls in the order of the chunks."""
 
-    call: LoadCall
+    calls: list[LoadCall]
     blocks: GPULoadStoreSpec
     deadline: float
 
@@ -124,66 +138,94 @@ class Worker(OffloadingWorker):
 
     def __init__(self, instance: Instance, caches: CanonicalKVCaches, blocks_per_chunk: int) -> None:
         self._instance = instance
-        self._tensors = [t.tensor for t in caches.tensors] if instance.caches else []  # What `pages` copies.
+        self._shards = [shard for shard in instance.shards if shard.rank == instance.rank]  # A group each.
+        self._tensors = [t.tensor for t in caches.tensors]  # What `pages` copies.
         self._borrowing: dict[int, Borrowing] = {}
+        self._done: list[TransferResult] = []  # Of jobs for which there was nothing to do.
         self.requests: dict[int, str] = {}  # Of load jobs.
         self.failed: set[str] = set()  # Requests.
-        if instance.caches:
+        if instance.why_not is None:
             with unbound():
-                instance.pages = Pages(
-                    instance.client,
-                    [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in self._tensors],
-                    [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs],
-                    blocks_per_chunk,
+                pages = make_pages(instance.client, caches, blocks_per_chunk)
+            if [pages.payload_bytes(s.group) for s in self._shards] == [s.payload_bytes for s in self._shards]:
+                instance.pages = pages
+            else:
+                logger.warning(
+                    "Terrace caches nothing of this server: vLLM's pages are not of the size that was expected"
                 )
-            assert instance.pages.payload_bytes(0) == instance.payload_bytes, "vLLM's pages have padding"
+
+    def _mine(self, chain: Chain, spaces: list[bytes]) -> Chain:
+        """The chain of this rank."""
+        if len(spaces) == 1:
+            return chain
+        return chain.on_rank(spaces[self._instance.rank], self._shards[0].tp_rank, self._shards[0].pp_rank)
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        assert isinstance(dst_spec, SaveSpec) and self._instance.pages is not None
+        assert isinstance(dst_spec, SaveSpec)
+        if self._instance.pages is None:
+            self._done.append(TransferResult(job_id, True, 0, 0.0))
+            return True
+        mine: dict[int, Chain] = {}  # By group. Of one request.
+        for chain, _, group in dst_spec.chunks:
+            if group not in mine:
+                mine[group] = self._mine(chain, dst_spec.spaces[group])
         self._instance.pages.save(
-            job_id, dst_spec.chunks, src_spec.block_ids, list(src_spec.group_sizes), list(src_spec.block_indices)
+            job_id,
+            [(mine[group], index, group) for _, index, group in dst_spec.chunks],
+            src_spec.block_ids,
+            list(src_spec.group_sizes),
+            list(src_spec.block_indices),
         )
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         assert isinstance(src_spec, LoadSpec)
-        if src_spec.leases:
+        if self._instance.pages is None:
+            self._fail(job_id)
+        elif src_spec.leases:
             self._load(job_id, src_spec.leases, dst_spec)
         else:
-            call = self._instance.client.lease(
-                src_spec.chain, src_spec.first, src_spec.last, self._instance.payload_bytes, BORROW_S
-            )
-            self._borrowing[job_id] = Borrowing(call, dst_spec, time.monotonic() + BORROW_S)
+            calls = [
+                self._instance.client.lease(
+                    self._mine(row.chain, row.spaces),
+                    row.first,
+                    row.last,
+                    self._shards[row.group].payload_bytes,
+                    BORROW_S,
+                )
+                for row in src_spec.rows
+            ]
+            self._borrowing[job_id] = Borrowing(calls, dst_spec, time.monotonic() + BORROW_S)
         return True
 
     def _load(self, job_id: int, leases: list[Lease], blocks: GPULoadStoreSpec) -> None:
-        assert self._instance.pages is not None
         self._instance.pages.load(
             job_id, leases, blocks.block_ids, list(blocks.group_sizes), list(blocks.block_indices)
         )
 
-    def _borrow(self) -> list[TransferResult]:
-        """Begins the copies whose chunks are here; those that have failed."""
-        failed = []
+    def _fail(self, job_id: int) -> None:
+        self.failed.add(self.requests[job_id])
+        self._done.append(TransferResult(job_id, True, 0, 0.0))  # vLLM's own bookkeeping knows no other end.
+
+    def _borrow(self) -> None:
+        """Begins the copies whose chunks are here."""
         for job_id, borrowing in list(self._borrowing.items()):
-            call = borrowing.call
-            if not call.done and time.monotonic() < borrowing.deadline:
+            if not all(call.done for call in borrowing.calls) and time.monotonic() < borrowing.deadline:
                 continue
             del self._borrowing[job_id]
-            chunks = [call.poll(i) for i in range(len(call))]
+            chunks = [call.poll(i) for call in borrowing.calls for i in range(len(call))]
             leases = [chunk.lease for chunk in chunks if chunk is not None and chunk.lease is not None]
             if len(leases) == len(chunks):
                 self._load(job_id, leases, borrowing.blocks)
-                continue
-            self.failed.add(self.requests[job_id])
-            failed.append(TransferResult(job_id, True, 0, 0.0))  # vLLM's own bookkeeping knows no other end.
-        return failed
+            else:
+                self._fail(job_id)
 
     def get_finished(self) -> list[TransferResult]:
-        if self._instance.pages is None:
-            return []
-        done = [TransferResult(done.job, True, done.bytes, done.seconds) for done in self._instance.pages.finished()]
-        done += self._borrow()
+        pages = self._instance.pages
+        if pages is not None:
+            self._done += [TransferResult(done.job, True, done.bytes, done.seconds) for done in pages.finished()]
+            self._borrow()
+        done, self._done = self._done, []
         for result in done:
             self.requests.pop(result.job_id, None)
         return done
@@ -197,6 +239,18 @@ class Worker(OffloadingWorker):
         self._instance.pages = None
         self._tensors = []
         self._instance.leave()
+
+
+def make_pages(client: Client, caches: CanonicalKVCaches, blocks_per_chunk: int) -> Any:
+    groups = [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs]
+    if current_platform.is_cpu():
+        tensors = [t.tensor for t in caches.tensors]
+        where = [(t.data_ptr(), t.stride(0) * t.element_size(), t.shape[0]) for t in tensors]
+        return Pages(client, where, groups, blocks_per_chunk)
+    from .device import DevicePages
+
+    logger.warning("Terrace was not tried with KV in the memory of a device: compare answers before you rely on it")
+    return DevicePages(client, caches, groups, blocks_per_chunk)
 
 
 class TerraceSpec(OffloadingSpec):
@@ -219,11 +273,7 @@ class TerraceSpec(OffloadingSpec):
         instance = self._instance()
         instance.enter()
         return Manager(
-            instance.client,
-            instance.spaces,
-            lambda: instance.payload_bytes,
-            seconds(instance.client.setting("load-deadline")),
-            instance.leave,
+            instance.client, instance.spaces, seconds(instance.client.setting("load-deadline")), instance.leave
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
@@ -234,17 +284,22 @@ class TerraceSpec(OffloadingSpec):
 
 class TerraceConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        transfer = vllm_config.kv_transfer_config
-        together = vllm_config.parallel_config.distributed_executor_backend == "uni"
-        instance = Instance.make(transfer.engine_id, role, together)
+        transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+        is_worker = role == KVConnectorRole.WORKER
+        # Workers come first, and what the first one starts ends with it.
+        instance = Instance.make(
+            transfer.engine_id,
+            together=parallel.distributed_executor_backend == "uni",
+            starts_node=is_worker and parallel.rank == 0,
+        )
         why = why_not_cached(vllm_config, kv_cache_config)
-        instance.caches = why is None
-        if why:
+        if why and not instance.why_not:
+            instance.why_not = why
             logger.warning("Terrace caches nothing of this server: %s", why)
         if not VERSION.startswith(VERSIONS):
             logger.warning("Terrace was tried with vLLM %s, and this is %s", ", ".join(VERSIONS), VERSION)
 
-        block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        block = max(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
         blocks_per_chunk = max(1, int(instance.client.setting("chunk") or 256) // block)
         keeps_answers = instance.client.setting("save-decode-cache") == "true"
         transfer.kv_connector_extra_config = {
@@ -260,10 +315,13 @@ class TerraceConnector(OffloadingConnector):
                 logger.warning("Terrace: kv_load_failure_policy is fail: a load that fails would fail its request")
             else:
                 transfer.kv_load_failure_policy = "recompute"
-        if instance.caches and instance.spaces is None and role == KVConnectorRole.SCHEDULER:
-            instance.spaces = Spaces(vllm_config, kv_cache_config, blocks_per_chunk * block)
-        if instance.caches:
-            instance.payload_bytes = payload_bytes(kv_cache_config, blocks_per_chunk)
+        if instance.why_not is None:
+            if is_worker:
+                instance.rank = parallel.rank
+            if not instance.shards:
+                instance.shards = shards_of(vllm_config, kv_cache_config, blocks_per_chunk)
+            if instance.spaces is None and not is_worker:
+                instance.spaces = Spaces(vllm_config, kv_cache_config, instance.shards)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @property

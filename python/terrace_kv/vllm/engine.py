@@ -7,6 +7,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
@@ -56,5 +57,6 @@ __all__ = [
     "TransferResult",
     "current_platform",
     "get_offload_group_idx",
+    "get_pp_indices",
     "init_logger",
 ]

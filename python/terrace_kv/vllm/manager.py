@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from terrace_kv import Chain, Client, Lease, LoadCall, StatsCall
+from terrace_kv import Chain, Client, Lease, LoadCall, LoadedChunk, StatsCall
 
 from .engine import (
     CacheHitSource,
@@ -26,8 +26,9 @@ from .engine import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
+    get_offload_group_idx,
 )
-from .space import Spaces
+from .space import Shard, Spaces
 
 CHUNKS = "vllm:terrace_chunks"  # Counter, by outcome and reason.
 FRAMES = "vllm:terrace_frames"  # Gauges, by tier ...
@@ -38,8 +39,11 @@ GAUGES_EVERY_S = 0.5
 # How long a request may wait for its chunks if nothing else is said: half of what computing them would take, and at
 # least this much. Before anything was computed its speed isn't known, and a server that was started anew is what a
 # shared tier is there for.
-PATIENCE_MIN_S = 0.2
+PATIENCE_MIN_S = 0.02
 PATIENCE_UNKNOWN_S = 2.0
+# Loads that lost to computing are not made again for a while, which doubles as long as they lose. Chunks that lie in
+# RAM are had within PATIENCE_MIN_S all the same.
+PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 32.0
 PREFILL_STEP_MIN = 64  # Tokens. Smaller steps are mostly decoding, and tell nothing about prefill.
 PREFETCHES_MAX = 4  # Requests in the queue whose chunks are on their way into RAM.
 
@@ -47,12 +51,21 @@ SOURCES = {"ram": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
 
 
 @dataclass
-class LoadSpec(LoadStoreSpec):
-    """Chunks in vLLM's order, one after the other in their chain; lent already, if the worker is in this process."""
+class Row:
+    """Chunks of a group, one after the other in its chain."""
 
-    chain: Chain
+    group: int
+    chain: Chain  # Of the first rank.
+    spaces: list[bytes]  # Of all ranks.
     first: int
     last: int
+
+
+@dataclass
+class LoadSpec(LoadStoreSpec):
+    """Chunks to be loaded, in vLLM's order. Lent already, if the worker is in this process."""
+
+    rows: list[Row]
     leases: list[Lease]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,9 +74,23 @@ class LoadSpec(LoadStoreSpec):
 
 @dataclass
 class SaveSpec(LoadStoreSpec):
-    """Chunks to be written, in vLLM's order: the chain, the index in it, the group."""
+    """Chunks to be written, in vLLM's order: the chain of the first rank, the index in it, the group."""
 
     chunks: list[tuple[Chain, int, int]]
+    spaces: list[list[bytes]]  # Of all ranks, a group each.
+
+
+def media_of(request: Any) -> list[tuple[int, int, bytes]] | None:
+    """Where images and the like stand in the prompt, and vLLM's digests of them. None if they are in no order."""
+    media = []
+    end = 0
+    for feature in request.mm_features or ():
+        position, length = feature.mm_position.offset, feature.mm_position.length
+        if position < end:
+            return None
+        end = position + length
+        media.append((position, length, (feature.mm_hash or feature.identifier).encode()))
+    return media
 
 
 class Pace:
@@ -94,17 +121,44 @@ class Pace:
         return max(PATIENCE_MIN_S, 0.5 * tokens * self._seconds / self._tokens)
 
 
+class Pauses:
+    """Whether chunks that are not in RAM are worth waiting for, as of late."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._pause = 0.0
+
+    def over(self, now: float) -> bool:
+        return now >= self._until
+
+    def lost(self, now: float) -> None:
+        self._pause = min(max(2 * self._pause, PAUSE_MIN_S), PAUSE_MAX_S)
+        self._until = now + self._pause
+
+    def won(self) -> None:
+        self._until = self._pause = 0.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """Chunks of a shard that a request has asked for."""
+
+    first: int
+    call: LoadCall
+
+
 @dataclass(slots=True)
 class Request:
     request: Any  # vLLM's.
     adapter: Future[bytes] | None = None  # Its digest.
-    chain: Chain | None = None
-    first: int = 0  # Of the call.
-    call: LoadCall | None = None
+    spaces: list[bytes] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)  # One a shard.
+    asked: dict[int, list[Asked]] = field(default_factory=dict)  # By shard.
     deadline: float = 0.0
+    waits: bool = True  # For chunks that are not in RAM.
     missed: bool = False  # It waited in vain, or a load failed: it is not asked again.
     counted: bool = False
-    tiers: dict[int, int] = field(default_factory=dict)  # Chunk to tier, of what was loaded.
+    tiers: dict[tuple[int, int], int] = field(default_factory=dict)  # By group and chunk, of what was loaded.
     lent: list[Lease] = field(default_factory=list)  # Of the load under way.
 
 
@@ -115,37 +169,52 @@ class Manager(OffloadingManager):
         self,
         client: Client | None,
         spaces: Spaces | None,
-        payload_bytes: Callable[[], int],
         load_deadline_s: float | None,
         shutdown: Callable[[], None],
     ) -> None:
         self._client = client
         self._spaces = spaces
-        self._payload_bytes = payload_bytes
         self._load_deadline_s = load_deadline_s
         self._shutdown = shutdown
         self._requests: dict[str, Request] = {}
-        self._prefetches: dict[str, LoadCall] = {}
+        self._prefetches: dict[str, list[LoadCall]] = {}
         self._stats = OffloadingConnectorStats()
         self._gauges_at = 0.0
-        self._asked: StatsCall | None = None
+        self._gauges: StatsCall | None = None
         self.pace = Pace()
+        self.pauses = Pauses()
+        self._shards = spaces.shards if spaces else []
+        self._of_group: dict[int, list[int]] = {}  # Indices of shards, the first rank's first.
+        for index, shard in enumerate(self._shards):
+            self._of_group.setdefault(shard.group, []).append(index)
 
     # Before on_new_request, which has no tokens.
     def track(self, request: Any) -> None:
         self._requests[request.request_id] = tracked = Request(request)
-        if self._cacheable(request) and request.lora_request is not None:
+        if not self._cacheable(request):
+            return
+        if request.lora_request is not None:
             assert self._spaces is not None
             tracked.adapter = self._spaces.adapter(request.lora_request)
-        if not self._cacheable(request) or request.skip_reading_prefix_cache:
+        if not request.skip_reading_prefix_cache:
+            self._prefetch(tracked)
+
+    def _prefetch(self, tracked: Request) -> None:
+        """While it waits in vLLM's queue its chunks come into RAM."""
+        assert self._client is not None
+        self._prefetches = {
+            req_id: calls for req_id, calls in self._prefetches.items() if not all(call.done for call in calls)
+        }
+        if len(self._prefetches) >= PREFETCHES_MAX or not self.pauses.over(time.monotonic()):
             return
-        self._prefetches = {r: call for r, call in self._prefetches.items() if not call.done}
-        chain = self._chain(tracked)
-        if chain and len(chain) and len(self._prefetches) < PREFETCHES_MAX:
-            assert self._client is not None
-            self._prefetches[request.request_id] = self._client.prefetch(
-                chain, 0, len(chain), self._payload_bytes(), self._patience(chain, 0)
-            )
+        self._extend(tracked)
+        calls = [
+            self._client.prefetch(chain, 0, len(chain), shard.payload_bytes, self._patience(len(chain), shard))
+            for chain, shard in zip(tracked.chains, self._shards, strict=False)
+            if len(chain) and not shard.gaps
+        ]
+        if calls:
+            self._prefetches[tracked.request.request_id] = calls
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
@@ -154,89 +223,138 @@ class Manager(OffloadingManager):
         tracked = self._requests.get(req_context.req_id)
         if tracked is None or tracked.missed:
             return LookupResult.MISS
-        if tracked.chain is None and self._waits_for_adapter(tracked):
+        if not tracked.chains and self._waits_for_adapter(tracked):
             return LookupResult.RETRY
-        chain, index = self._place(tracked, key, req_context)
-        if chain is None:
+        place = self._place(tracked, key, req_context)
+        if place is None:
             return LookupResult.MISS
-        if tracked.call is None or not tracked.first <= index < tracked.first + len(tracked.call):
-            self._ask(tracked, chain, index)
-        assert tracked.call is not None
-        item = tracked.call.poll(index - tracked.first)
-        if item is None:
-            if time.monotonic() < tracked.deadline:
-                return LookupResult.RETRY
-            tracked.call.cancel()
-            tracked.missed = True
-            self._count(tracked, "miss", "timeout")
-            return LookupResult.MISS
-        if item.hit:
+        group, index = place
+        items = [self._item(tracked, shard, index) for shard in self._of_group[group]]
+        for item in items:
+            if item is not None and not item.hit:
+                tracked.missed = item.outcome == "failed" or item.reason == "timeout"
+                if item.reason == "timeout":
+                    self._gave_up(tracked)
+                else:
+                    self._count(tracked, item.outcome, item.reason)
+                return LookupResult.MISS
+        if None not in items:
             return LookupResult.HIT
-        tracked.missed = item.outcome == "failed" or item.reason == "timeout"
-        self._count(tracked, item.outcome, item.reason)
+        if time.monotonic() < tracked.deadline:
+            return LookupResult.RETRY
+        self._cancel(tracked)
+        tracked.missed = True
+        self._gave_up(tracked)
         return LookupResult.MISS
+
+    def _item(self, tracked: Request, shard: int, index: int) -> LoadedChunk | None:
+        """Of the call that has it; it is asked for now if there is none."""
+        asked = self._asked(tracked, shard, index)
+        if asked is None:
+            assert self._client is not None
+            now, chain = time.monotonic(), tracked.chains[shard]
+            # A prefix is asked for to its end, at once; of a sliding window vLLM asks backwards, until it has enough.
+            last = index + 1 if self._shards[shard].gaps else len(chain)
+            if not tracked.asked:
+                tracked.waits = self.pauses.over(now)
+                tracked.deadline = now + self._patience(len(chain) - index, self._shards[shard])
+                if not tracked.waits:
+                    tracked.deadline = min(tracked.deadline, now + PATIENCE_MIN_S)
+            timeout = max(tracked.deadline - now, 0.0)
+            call = self._client.lease(chain, index, last, self._shards[shard].payload_bytes, timeout)
+            asked = Asked(index, call)
+            tracked.asked.setdefault(shard, []).append(asked)
+        return asked.call.poll(index - asked.first)
+
+    @staticmethod
+    def _asked(tracked: Request, shard: int, index: int) -> Asked | None:
+        for asked in tracked.asked.get(shard, ()):
+            if asked.first <= index < asked.first + len(asked.call):
+                return asked
+        return None
+
+    def _gave_up(self, tracked: Request) -> None:
+        if tracked.waits:
+            self.pauses.lost(time.monotonic())
+        self._count(tracked, "miss", "timeout" if tracked.waits else "slower")
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         tracked = self._requests.get(req_context.req_id)
-        end = req_context.get_offload_key_position(key)
-        if tracked is None or tracked.chain is None or self._client is None or self._spaces is None or end is None:
+        place = self._place(tracked, key, req_context) if tracked else None
+        if tracked is None or place is None or self._client is None:
             return CacheHitSource.EXTERNAL_UNSPECIFIED
         names = self._client.tier_names
-        tier = tracked.tiers.get(end // self._spaces.chunk_tokens - 1)
+        tier = tracked.tiers.get(place)
         name = names[tier] if tier is not None and tier < len(names) else ""
         return SOURCES.get(name, CacheHitSource.EXTERNAL_UNSPECIFIED)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadSpec:
         tracked = self._requests[req_context.req_id]
-        assert tracked.call is not None and tracked.chain is not None
-        indices = [self._place(tracked, key, req_context)[1] for key in keys]
-        assert indices == list(range(indices[0], indices[0] + len(indices))), "chunks with holes between them"
+        rows: list[Row] = []
         leases = []
-        for index in indices:
-            item = tracked.call.poll(index - tracked.first)
-            assert item is not None and item.lease is not None, "vLLM loads what no look-up had"
-            leases.append(item.lease)
-            tracked.tiers[index] = item.tier
-        self._stats.increase_counter(CHUNKS, len(leases), ("hit", "none"))
-        tracked.call = None  # Asked anew if vLLM should forget the blocks.
+        for key in keys:
+            place = self._place(tracked, key, req_context)
+            assert place is not None, "vLLM loads what no look-up had"
+            group, index = place
+            shards = self._of_group[group]
+            if rows and (rows[-1].group, rows[-1].last) == place:
+                rows[-1].last += 1
+            else:
+                spaces = [tracked.spaces[shard] for shard in shards]
+                rows.append(Row(group, tracked.chains[shards[0]], spaces, index, index + 1))
+            for shard in shards:
+                asked = self._asked(tracked, shard, index)
+                item = asked.call.poll(index - asked.first) if asked else None
+                assert item is not None and item.lease is not None, "vLLM loads what no look-up had"
+                leases.append(item.lease)
+                tracked.tiers[place] = max(item.tier, tracked.tiers.get(place, 0))
+        if any(tracked.tiers.values()):
+            self.pauses.won()
+        tracked.asked = {}  # Asked anew if vLLM should forget the blocks.
         tracked.lent = leases  # Until the copy has ended: a worker in another process borrows them anew by key.
-        return LoadSpec(tracked.chain, indices[0], indices[-1] + 1, leases)
+        return LoadSpec(rows, leases)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         if tracked := self._requests.get(req_context.req_id):
             tracked.lent = []
+            if not tracked.missed:
+                self._stats.increase_counter(CHUNKS, len(keys), ("hit", "none"))
 
     def give_up(self, req_id: str) -> None:
         """A load failed at the worker's end: the request is computed, and does not ask again."""
-        if tracked := self._requests.get(req_id):
+        if (tracked := self._requests.get(req_id)) and not tracked.missed:
             tracked.missed = True
+            self._stats.increase_counter(CHUNKS, 1, ("failed", "unavailable"))
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         tracked = self._requests.get(req_context.req_id)
         chunks = []
         taken = []
         for key in keys:
-            chain, index = self._place(tracked, key, req_context) if tracked else (None, 0)
-            if chain is not None:
-                chunks.append((chain, index, 0))
+            place = self._place(tracked, key, req_context) if tracked else None
+            if tracked is not None and place is not None:
+                group, index = place
+                chunks.append((tracked.chains[self._of_group[group][0]], index, group))
                 taken.append(key)
-        return PrepareStoreOutput(keys_to_store=taken, store_spec=SaveSpec(chunks), evicted_keys=[])
+        spaces = tracked.spaces if tracked else []
+        of_ranks = [[spaces[shard] for shard in shards] for shards in self._of_group.values()] if spaces else []
+        return PrepareStoreOutput(keys_to_store=taken, store_spec=SaveSpec(chunks, of_ranks), evicted_keys=[])
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for req_id in context.preempted_req_ids:
             if tracked := self._requests.get(req_id):
-                tracked.call = None  # What it saved meanwhile may be found.
+                tracked.asked = {}  # What it saved meanwhile may be found.
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         tracked = self._requests.pop(req_context.req_id, None)
-        if tracked and tracked.call:
-            tracked.call.cancel()
-        if prefetch := self._prefetches.pop(req_context.req_id, None):
-            prefetch.cancel()
+        if tracked:
+            self._cancel(tracked)
+        for call in self._prefetches.pop(req_context.req_id, ()):
+            call.cancel()
 
     def reset_cache(self) -> None:
         for tracked in self._requests.values():
-            tracked.call = None
+            tracked.asked = {}
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         self._set_gauges(time.monotonic())
@@ -250,11 +368,17 @@ class Manager(OffloadingManager):
         self._prefetches.clear()
         self._shutdown()
 
-    # What is not the same for the same tokens alone is not cached: media and embeddings are not named yet.
+    @staticmethod
+    def _cancel(tracked: Request) -> None:
+        for calls in tracked.asked.values():
+            for asked in calls:
+                asked.call.cancel()
+
+    # Embeddings in the place of tokens, and what is pooled from hidden states, have no name.
     def _cacheable(self, request: Any) -> bool:
         return (
             self._spaces is not None
-            and not request.mm_features
+            and media_of(request) is not None
             and request.prompt_embeds is None
             and request.pooling_params is None
             and not getattr(request.lora_request, "load_inplace", False)  # Read anew with each request.
@@ -269,52 +393,59 @@ class Manager(OffloadingManager):
             tracked.deadline = time.monotonic() + (PATIENCE_UNKNOWN_S if limit is None else limit)
         return time.monotonic() < tracked.deadline
 
-    def _chain(self, tracked: Request) -> Chain | None:
-        """The request's keys so far; None as long as its space is not known."""
+    def _extend(self, tracked: Request) -> None:
+        """Names all whole chunks that the request has by now. It has no chains as long as its space is not known."""
         request = tracked.request
-        if tracked.chain is None and self._cacheable(request):
+        if not tracked.chains and self._cacheable(request):
             assert self._spaces is not None
-            space = self._spaces.id(request.cache_salt or "", tracked.adapter)
-            if space is not None:
-                tracked.chain = Chain(space, self._spaces.chunk_tokens)
-        if tracked.chain is not None and tracked.chain.tokens < request.num_tokens:
-            tracked.chain.extend(array("i", request.all_token_ids[tracked.chain.tokens :]))
-        return tracked.chain
+            spaces = self._spaces.ids(request.cache_salt or "", tracked.adapter)
+            if spaces is None:
+                return
+            tracked.spaces = spaces
+            tracked.chains = [
+                Chain(
+                    space,
+                    shard.chunk_tokens,
+                    media_of(request) or [],
+                    shard.tp_rank,
+                    shard.pp_rank,
+                    shard.group,
+                    shard.gaps,
+                )
+                for space, shard in zip(spaces, self._shards, strict=True)
+            ]
+        if tracked.chains and tracked.chains[0].tokens < request.num_tokens:
+            tokens = array("i", request.all_token_ids[tracked.chains[0].tokens :])
+            for chain in tracked.chains:
+                chain.extend(tokens)
 
-    def _place(self, tracked: Request, key: OffloadKey, req_context: ReqContext) -> tuple[Chain | None, int]:
-        """The chunk that vLLM's name stands for."""
+    def _place(self, tracked: Request, key: OffloadKey, req_context: ReqContext) -> tuple[int, int] | None:
+        """The group, and the chunk in it, that vLLM's name stands for."""
         end = req_context.get_offload_key_position(key)
-        chain = tracked.chain
-        if chain is None or end is None or chain.tokens < end:
-            chain = self._chain(tracked)
-        if chain is None:
+        if not tracked.chains or end is None or tracked.chains[0].tokens < end:
+            self._extend(tracked)
+        if not tracked.chains:
             self._count(tracked, "miss", "weights_pending" if self._cacheable(tracked.request) else "not_cacheable")
-            return None, 0
-        assert self._spaces is not None
-        if end is None or end % self._spaces.chunk_tokens or end // self._spaces.chunk_tokens > len(chain):
-            return None, 0
-        return chain, end // self._spaces.chunk_tokens - 1
+            return None
+        group = get_offload_group_idx(key)
+        shard = self._of_group[group][0]
+        size = self._shards[shard].chunk_tokens
+        if end is None or end % size or end // size > len(tracked.chains[shard]):
+            return None
+        return group, end // size - 1
 
-    def _ask(self, tracked: Request, chain: Chain, index: int) -> None:
-        assert self._client is not None
-        patience = self._patience(chain, index)
-        tracked.first = index
-        tracked.deadline = time.monotonic() + patience
-        tracked.call = self._client.lease(chain, index, len(chain), self._payload_bytes(), patience)
-
-    def _patience(self, chain: Chain, index: int) -> float:
+    def _patience(self, chunks: int, shard: Shard) -> float:
         if self._load_deadline_s is not None:
             return self._load_deadline_s
-        assert self._spaces is not None
-        return self.pace.patience((len(chain) - index) * self._spaces.chunk_tokens)
+        return self.pace.patience(chunks * shard.chunk_tokens)
 
     def _set_gauges(self, now: float) -> None:
-        if self._client is not None and self._asked is None and now >= self._gauges_at:
-            self._asked = self._client.stats()
+        if self._client is not None and self._gauges is None and now >= self._gauges_at:
+            self._gauges = self._client.stats()
             self._gauges_at = now + GAUGES_EVERY_S
-        if self._asked is None or not self._asked.done:
+        if self._gauges is None or not self._gauges.done:
             return
-        found, self._asked = self._asked.poll(), None
+        found, self._gauges = self._gauges.poll(), None
         if found is None or not found.connected:
             return
         for tier, stats in found.tiers:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import terrace_kv
 
 from . import BEGAN
 from .content import WEIGHTS, Contents
-from .engine import VERSION, current_platform, init_logger
+from .engine import VERSION, current_platform, get_pp_indices, init_logger
 
 logger = init_logger("vllm.terrace")
 
@@ -23,20 +24,29 @@ WEIGHTS_WAIT_S = 5.0
 STATE_VERSION = 1  # Of the payload: what src/pages.h describes.
 # Formats in which the weights are the files of the model's folder. Others (dummy, streams) are not cached.
 LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors")
+# Kinds of KV whose pages are all that a layer has. Left out are those with states besides (Mamba), or with pages that
+# the scheduler can't size.
+KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla", "SlidingWindowSpec": "window"}
 
 
 def why_not_cached(config: Any, kv_cache_config: Any) -> str | None:
     """Why this server's KV is not cached, in a sentence; None if it is."""
     parallel = config.parallel_config
-    if not current_platform.is_cpu():
-        return "its KV is in device memory, and only CPU servers are supported so far"
-    if parallel.world_size != 1:
-        return f"it has {parallel.world_size} ranks, and only one is supported so far"
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return f"it has {len(kv_cache_config.kv_cache_groups)} groups of KV, and only one is supported so far"
-    kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
-    if kind != "FullAttentionSpec":
-        return f"its attention is of the kind {kind}, and only full attention is supported so far"
+    groups = kv_cache_config.kv_cache_groups
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        return f"its KV is in memory of the kind {current_platform.device_type}, and only CPUs and CUDA are supported"
+    if parallel.world_size != parallel.tensor_parallel_size * parallel.pipeline_parallel_size:
+        return "it splits sequences over ranks"
+    if parallel.pipeline_parallel_size > 1 and len(groups) > 1:
+        return "it has pipeline ranks, and layers of several kinds"
+    if parallel.decode_context_parallel_size > 1:
+        return "it splits sequences over ranks"
+    for group in groups:
+        kind = type(group.kv_cache_spec).__name__
+        if kind not in KINDS:
+            return f"it has layers of the kind {kind}"
+        if not group.kv_cache_spec.prefix_cacheable or group.kv_cache_spec.tokens_per_state != 1:
+            return f"it has layers of the kind {kind} whose pages can't be shared"
     if config.speculative_config is not None:
         return "it decodes speculatively"
     if config.model_config.runner_type != "generate":
@@ -46,9 +56,45 @@ def why_not_cached(config: Any, kv_cache_config: Any) -> str | None:
     return None
 
 
-def payload_bytes(kv_cache_config: Any, blocks_per_chunk: int) -> int:
-    group = kv_cache_config.kv_cache_groups[0]
-    return group.kv_cache_spec.page_size_bytes * len(group.layer_names) * blocks_per_chunk
+@dataclass(frozen=True)
+class Shard:
+    """The KV of one group of layers on one rank. It has chunks of its own, in a space of its own."""
+
+    group: int
+    rank: int  # Of all workers.
+    tp_rank: int
+    pp_rank: int
+    chunk_tokens: int
+    payload_bytes: int
+    gaps: bool  # Of a sliding window only the chunks at its end are kept.
+
+
+def shards_of(config: Any, kv_cache_config: Any, blocks_per_chunk: int) -> list[Shard]:
+    """Group by group, rank by rank. The scheduler knows the layers of the first rank only, so those of the other
+    pipeline ranks are worked out as vLLM does."""
+    tp_size = config.parallel_config.tensor_parallel_size
+    pp_size = config.parallel_config.pipeline_parallel_size
+    shards = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        for pp_rank in range(pp_size):
+            layers = len(group.layer_names)
+            if pp_size > 1:
+                first, last = get_pp_indices(config.model_config.hf_text_config.num_hidden_layers, pp_rank, pp_size)
+                layers = last - first
+            for tp_rank in range(tp_size):
+                shards.append(
+                    Shard(
+                        group=index,
+                        rank=pp_rank * tp_size + tp_rank,
+                        tp_rank=tp_rank,
+                        pp_rank=pp_rank,
+                        chunk_tokens=spec.block_size * blocks_per_chunk,
+                        payload_bytes=spec.unpadded_page_size_bytes * layers * blocks_per_chunk,
+                        gaps=KINDS.get(type(spec).__name__) == "window",
+                    )
+                )
+    return shards
 
 
 def model_folder(model_config: Any) -> Path:
@@ -62,49 +108,59 @@ def model_folder(model_config: Any) -> Path:
 def kernels() -> str:
     if current_platform.is_cpu():
         return f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    return f"{current_platform.device_name} {current_platform.get_device_capability()}"
+    return f"{current_platform.get_device_name()} {current_platform.get_device_capability()}"
 
 
 class Spaces:
-    """Space ids of one server: one for each salt and set of adapters. Unknown until the weights' digest is there."""
+    """Space ids of one server: for each salt and set of adapters one a shard. Unknown until the weights' digest is
+    there."""
 
-    def __init__(self, config: Any, kv_cache_config: Any, chunk_tokens: int) -> None:
+    def __init__(self, config: Any, kv_cache_config: Any, shards: list[Shard]) -> None:
         self._contents = Contents()
         self._adapters: dict[int, bytes] = {}  # By vLLM's number, as it was when it was first met.
-        self._ids: dict[tuple[str, bytes], bytes] = {}
+        self._ids: dict[tuple[str, bytes], list[bytes]] = {}
         self._complained = False
-        self.chunk_tokens = chunk_tokens
-        group = kv_cache_config.kv_cache_groups[0]
-        spec = group.kv_cache_spec
-        model = config.model_config
-        cache = config.cache_config
+        self.shards = shards
+        model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
         settings = model.hf_config.to_dict()
         for name in ("_name_or_path", "transformers_version"):  # Of the file, not of the model.
             settings.pop(name, None)
-        effective = {
-            "config": settings,
-            "dtype": str(model.dtype),
-            "quantization": str(model.quantization),
-            "cache_dtype": str(cache.cache_dtype),
-            "sliding_window": str(getattr(spec, "sliding_window", None)),
-            "layers": list(group.layer_names),
-        }
-        digest = hashlib.sha256(json.dumps(effective, sort_keys=True, default=str).encode()).hexdigest()
-        dtype = str(spec.dtype).removeprefix("torch.")
-        self._fields: dict[str, Any] = {
-            "engine": "vllm",
-            "engine_state_version": STATE_VERSION,
-            "engine_build": f"{VERSION} {kernels()}",
-            "kv_dtype_k": dtype,
-            "kv_dtype_v": dtype,
-            "layers": len(group.layer_names),
-            "kv_heads": spec.num_kv_heads,
-            "head_size": spec.head_size,
-            "head_size_v": getattr(spec, "head_size_v", None) or spec.head_size,
-            "layout": f"vllm.pages {cache.kv_cache_layout} block {spec.block_size} page {spec.page_size_bytes}",
-            "attention": f"full, model settings {digest}",
-            "chunk_tokens": chunk_tokens,
-        }
+        self._fields: list[dict[str, Any]] = []  # A shard each.
+        for shard in shards:
+            group = kv_cache_config.kv_cache_groups[shard.group]
+            spec = group.kv_cache_spec
+            effective = {
+                "config": settings,
+                "dtype": str(model.dtype),
+                "quantization": str(model.quantization),
+                "cache_dtype": str(cache.cache_dtype),
+                "backend": str(config.attention_config.backend),
+                "sliding_window": str(getattr(spec, "sliding_window", None)),
+                "layers": list(group.layer_names),
+            }
+            digest = hashlib.sha256(json.dumps(effective, sort_keys=True, default=str).encode()).hexdigest()
+            dtype = str(spec.dtype).removeprefix("torch.")
+            self._fields.append(
+                {
+                    "engine": "vllm",
+                    "engine_state_version": STATE_VERSION,
+                    "engine_build": f"{VERSION} {kernels()}",
+                    "kv_dtype_k": dtype,
+                    "kv_dtype_v": dtype,
+                    "layers": len(group.layer_names),
+                    "kv_heads": spec.num_kv_heads,
+                    "head_size": spec.head_size,
+                    "head_size_v": getattr(spec, "head_size_v", None) or spec.head_size,
+                    "layout": f"vllm.pages {cache.kv_cache_layout} block {spec.block_size} chunk {shard.payload_bytes}",
+                    "attention": f"{KINDS[type(spec).__name__]}, model settings {digest}",
+                    "tp_size": parallel.tensor_parallel_size,
+                    "tp_rank": shard.tp_rank,
+                    "pp_size": parallel.pipeline_parallel_size,
+                    "pp_rank": shard.pp_rank,
+                    "kv_group": shard.group,
+                    "chunk_tokens": shard.chunk_tokens,
+                }
+            )
         self._weights = self._contents.start(model_folder(model), WEIGHTS, unchanged_since=BEGAN)
         self.wait(WEIGHTS_WAIT_S)
 
@@ -123,8 +179,8 @@ class Spaces:
             raise ValueError(f"{folder} was changed since adapter {lora_id} was first used; load it under another id")
         return digest
 
-    def id(self, salt: str, adapter: Future[bytes] | None) -> bytes | None:
-        """Never waits. None while a digest is not known, or if there is none."""
+    def ids(self, salt: str, adapter: Future[bytes] | None) -> list[bytes] | None:
+        """One a shard. Never waits: None while a digest is not known, or if there is none."""
         if not self._weights.done() or (adapter is not None and not adapter.done()):
             return None
         try:
@@ -135,13 +191,15 @@ class Spaces:
                 logger.warning("Terrace does not cache: %s", error)
             self._complained = True
             return None
-        space = self._ids.get((salt, content))
-        if space is None:
+        ids = self._ids.get((salt, content))
+        if ids is None:
             adapters = [(content, 1.0)] if content else []
-            space = terrace_kv.space_id(weights=weights, adapters=adapters, salt=salt, **self._fields)
+            ids = [
+                terrace_kv.space_id(weights=weights, adapters=adapters, salt=salt, **fields) for fields in self._fields
+            ]
             if len(self._ids) < 4096:  # One a salt: bounded, however many there are.
-                self._ids[(salt, content)] = space
-        return space
+                self._ids[(salt, content)] = ids
+        return ids
 
     def stop(self) -> None:
         self._contents.stop()
