@@ -104,6 +104,9 @@ class Store {
   // and every lower tier is never given: then `needed` of Needs is false and the engine need not export.
   virtual Result<SaveSlot> BeginSave(const FrameInfo& info) = 0;
   virtual bool Needs(const Digest& key) = 0;  // False: RAM and all lower tiers have it, or it is on its way.
+  // An engine serves this chunk from memory of its own. If RAM has it and a lower tier lost it (it was away, it was
+  // emptied), it is written there anew, its ancestors first. What a load serves needs no such word.
+  virtual void Offer(const Digest& key) = 0;
   // The bytes are written: hashes them in the background, makes them visible in RAM and queues them for the lower
   // tiers. `done` then says whether the chunk is visible; on any thread, quick.
   virtual void Commit(SaveSlot slot, std::function<void(bool visible)> done) = 0;

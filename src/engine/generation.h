@@ -36,7 +36,7 @@ class GenerationSink {
   // The last call is one of these two.
   virtual void Done(FinishReason reason, const openai::Usage& usage) = 0;
   virtual void Failed(openai::ApiError error) = 0;
-  // Nobody listens any more: the generation ends within a step, without a last call.
+  // Nobody listens any more: the generation ends at once, without a last call.
   virtual bool gone() const = 0;
 };
 
@@ -46,6 +46,7 @@ struct Prefetch {
   size_t chunks = 0;
   Reason miss_reason = Reason::kNone;  // Why chunk first + chunks is not among them.
   std::shared_ptr<LoadJob> job;        // Null if chunks is 0.
+  TimePoint deadline;                  // Of the job.
   size_t end() const { return first + chunks; }
 };
 

@@ -22,11 +22,10 @@ using Clock = std::chrono::steady_clock;
 // Sequences kept between requests. Each costs a bit a cell; more distinct prefixes than this don't fit the budget of
 // cells in practice.
 constexpr size_t kRetainedSequences = 32;
-// The load of a request that has to wait its turn is given this much longer than its budget, which runs from its turn.
-constexpr milliseconds kQueueAllowance{30'000};
 constexpr milliseconds kLoadBudgetMin{200};
 // Requests that load ahead of their turn: what they stage is pinned in RAM, so not the whole queue.
 constexpr size_t kPrefetchAhead = 4;
+constexpr int32_t kAborted = 2;  // llama_decode did as it was told; the sequence is as before.
 // Weight of the newest piece in the running mean of prefill speed.
 constexpr double kNewest = 0.2;
 
@@ -141,6 +140,9 @@ Result<std::unique_ptr<ModelThread>> ModelThread::Start(const EngineOptions& opt
       return tl::unexpected(bridge.error());
     }
   }
+  // A chunk of a large model takes many seconds on a CPU.
+  llama_set_abort_callback(
+      thread->context_.get(), [](void* self) { return static_cast<ModelThread*>(self)->ShouldAbort(); }, thread.get());
   thread->thread_ = std::thread([raw = thread.get()] { raw->Run(); });
   return thread;
 }
@@ -211,6 +213,13 @@ bool ModelThread::MustEnd() {
   return must;
 }
 
+// Once a node of the graph, some hundred times a step.
+bool ModelThread::ShouldAbort() const {
+  if (active_->generation->sink->gone()) return true;
+  const std::lock_guard lock(mutex_);
+  return stop_by_ <= Clock::now();
+}
+
 Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, bool waits) {
   const std::vector<Digest>& keys = generation.chain.keys();
   const std::span<const Digest> wanted(keys.data() + first, generation.usable - first);
@@ -221,9 +230,9 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, 
   prefetch.miss_reason = hit.miss_reason;
   if (prefetch.chunks > 0) {
     const milliseconds budget = LoadBudget(prefetch.chunks * options_.chunk_tokens);
-    const TimePoint deadline = Clock::now() + (waits ? budget + kQueueAllowance : budget);
+    prefetch.deadline = Clock::now() + (waits ? budget + options_.queue_allowance : budget);
     prefetch.job =
-        store_.Load(generation.chain.space(), wanted.first(prefetch.chunks), bridge_->chunk_bytes(), deadline);
+        store_.Load(generation.chain.space(), wanted.first(prefetch.chunks), bridge_->chunk_bytes(), prefetch.deadline);
   }
   return prefetch;
 }
@@ -362,17 +371,9 @@ void ModelThread::Admit(std::unique_ptr<Generation> generation) {
   active.cached.Add("engine", active.position);
   counters_->engine_tokens->Add(active.position);
   counters_->prompt_tokens.Add(active.prompt_tokens());
-  if (shared > 0 && active.keeps) OfferShared(request.chain, shared);
+  // Engine memory hides from the store that a chunk is still wanted.
+  if (shared > 0 && active.keeps) store_.Offer(request.chain.keys()[shared - 1]);
   BeginLoading(active, shared);
-}
-
-// Engine memory hides from the store that a chunk is still wanted. A lower tier that was away or emptied lacks it: when
-// RAM serves the last shared chunk, the store offers that and its ancestors to the tier anew.
-void ModelThread::OfferShared(const KeyChain& chain, size_t shared) {
-  const std::span<const Digest> last(&chain.keys()[shared - 1], 1);
-  if (InRam(last[0]) && store_.Needs(last[0])) {
-    store_.Load(chain.space(), last, bridge_->chunk_bytes(), Clock::now());
-  }
 }
 
 void ModelThread::BeginLoading(Active& active, size_t shared) {
@@ -382,9 +383,13 @@ void ModelThread::BeginLoading(Active& active, size_t shared) {
     return EndLoading(active, why == Reason::kNone ? Reason::kShortPrompt : why);
   }
   if (shared == request.usable) return EndLoading(active, Reason::kNone);
-  // While the request waited engine memory may have lost or the store gained chunks.
+  // While the request waited engine memory may have lost or the store gained chunks, and its load run out of time: what
+  // that brought is in RAM, and stays there until the new one has it.
   auto& ahead = request.prefetches;
-  if (ahead.empty() || ahead[0].first > shared || ahead[0].end() < shared) {
+  const auto is_late = [&](const Prefetch& load) {
+    return load.job && load.deadline < Clock::now() + LoadBudget(load.chunks * options_.chunk_tokens) / 2;
+  };
+  if (ahead.empty() || ahead[0].first > shared || ahead[0].end() < shared || is_late(ahead[0])) {
     ahead = {BeginPrefetch(request, shared, /*waits=*/false)};
   } else if (ahead[0].end() < request.usable) {
     ahead.push_back(BeginPrefetch(request, ahead[0].end(), /*waits=*/false));
@@ -457,6 +462,7 @@ bool ModelThread::Decode(Active& active, std::span<const int32_t> tokens, bool w
     active.position += static_cast<uint32_t>(count);
     return true;
   }
+  if (failed == kAborted) return false;  // Run() sees why.
   log::Error("decode_failed", {{"code", failed}, {"position", active.position}, {"tokens", count}});
   Fail(active,
        ServerError(500, "the model could not compute this request (llama_decode " + std::to_string(failed) + ")"));

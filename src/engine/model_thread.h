@@ -2,7 +2,7 @@
 // sinks.
 //
 // Its loop goes in steps: take a chunk from the store, compute a piece of a prompt up to the next chunk boundary, or
-// one token. Between two steps it sees whether the client is still there. One request is computed at a time.
+// one token. It sees at any time whether the client is still there. One request is computed at a time.
 #pragma once
 
 #include <atomic>
@@ -37,6 +37,8 @@ struct EngineOptions {
   bool strict = false;             // Beside the sequence being computed nothing else is in engine memory.
   bool save_decode_cache = false;  // Chunks that decode completes are cached too.
   int64_t load_deadline_ms = 0;    // 0: from the predicted prefill time.
+  // The load of a request that has to wait its turn is given this much longer; then it is begun anew at its turn.
+  std::chrono::milliseconds queue_allowance{30'000};
   // Asked before each save; outlives the thread. Null: the weights can't change.
   const WeightsDigest* weights = nullptr;
 };
@@ -68,8 +70,8 @@ class ModelThread {
   // How many of `keys` lie in engine memory. Any thread.
   size_t ResidentPrefix(std::span<const Digest> keys) const { return resident_.Known(keys); }
 
-  // From now on nothing is queued, and what waits ends with a 503; what runs does so at its first step after
-  // `deadline`. Does not wait. Not from a sink.
+  // From now on nothing is queued, and what waits ends with a 503; what runs does so at `deadline`. Does not wait. Not
+  // from a sink.
   void StopBy(TimePoint deadline);
   // StopBy(now), and waits. Idempotent.
   void Stop();
@@ -85,6 +87,7 @@ class ModelThread {
   void Run();
   std::unique_ptr<Generation> Next();  // Null: stopping.
   bool MustEnd();                      // What runs has had its time.
+  bool ShouldAbort() const;            // In the middle of a step: for one of the reasons that end what runs after it.
 
   // Looks up and begins to load chunks [first, generation.usable). Any thread.
   // `waits`: it is not the generation's turn yet.
@@ -95,6 +98,7 @@ class ModelThread {
   void LoadStep(Active& active);
   void PrefillStep(Active& active);
   void DecodeStep(Active& active);
+  // False: `active` failed, which is settled, or the computation was aborted.
   bool Decode(Active& active, std::span<const int32_t> tokens, bool wants_logits);
   void Sample(Active& active);
   void FinishChunk(Active& active);
@@ -104,7 +108,6 @@ class ModelThread {
   void Retire(Active& active);
   void Apply(const std::vector<ResidentPrefixes::Cut>& cuts);
   bool Place(const ResidentPrefixes::Plan& plan);
-  void OfferShared(const KeyChain& chain, size_t shared);
   void BeginLoading(Active& active, size_t shared);
   void EndLoading(Active& active, Reason reason);
   bool InRam(const Digest& key);

@@ -10,12 +10,16 @@
 #include <functional>
 #include <future>
 #include <string>
+#include <thread>
+
+#include "tests/support/memory_tier.h"
 
 namespace terrace::engine {
 namespace {
 
 constexpr uint32_t kChunk = 64;
 constexpr auto kLongest = std::chrono::seconds(120);
+constexpr std::chrono::milliseconds kLoadDeadline{60'000};
 
 struct Answer {
   std::string text;
@@ -23,10 +27,11 @@ struct Answer {
   int failed_status = 0;
 };
 
-// Collects an answer; `leaves_after` texts it is gone.
+// Collects an answer; `leaves_after` texts, or after it was asked `stays_for` times, it is gone.
 class Collector final : public GenerationSink {
  public:
-  explicit Collector(size_t leaves_after = SIZE_MAX) : left_(leaves_after) {}
+  explicit Collector(size_t leaves_after = SIZE_MAX, size_t stays_for = SIZE_MAX)
+      : left_(leaves_after), stays_for_(stays_for) {}
   ~Collector() override {
     if (!answered_) done_.set_value({.text = text_, .usage = {}, .failed_status = -1});  // Dropped: nobody listened.
   }
@@ -42,7 +47,7 @@ class Collector final : public GenerationSink {
     Settle({.text = text_, .usage = usage, .failed_status = 0});
   }
   void Failed(openai::ApiError error) override { Settle({.text = text_, .usage = {}, .failed_status = error.status}); }
-  bool gone() const override { return left_.load() == 0; }
+  bool gone() const override { return left_.load() == 0 || asked_.fetch_add(1) >= stays_for_; }
 
  private:
   void Settle(Answer answer) {
@@ -51,6 +56,8 @@ class Collector final : public GenerationSink {
   }
   std::string text_;
   std::atomic<size_t> left_;
+  const size_t stays_for_;
+  mutable std::atomic<size_t> asked_{0};
   bool answered_ = false;
   std::promise<void> first_text_;
   std::promise<Answer> done_;
@@ -59,22 +66,24 @@ class Collector final : public GenerationSink {
 // A store whose loads can be made to deliver other bytes than were saved.
 class BendingStore final : public Store {
  public:
-  explicit BendingStore(Metrics& metrics) {
-    auto opened = OpenStore({.ram_bytes_max = 256 << 20}, {}, metrics);
+  explicit BendingStore(Metrics& metrics, std::vector<std::unique_ptr<Tier>> tiers = {}) {
+    auto opened = OpenStore({.ram_bytes_max = 256 << 20}, std::move(tiers), metrics);
     EXPECT_TRUE(opened) << opened.error().what;
     inner_ = std::move(*opened);
   }
   std::function<void(std::span<std::byte>)> bend;  // Set before a request is submitted.
+  bool keep_deadlines = false;                     // As above. A load brings nothing after its deadline.
 
   const std::vector<std::string>& tier_names() const override { return inner_->tier_names(); }
   PrefixHit Lookup(std::span<const Digest> keys) override { return inner_->Lookup(keys); }
   std::shared_ptr<LoadJob> Load(const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
                                 TimePoint deadline) override {
-    return std::make_shared<Job>(*this, inner_->Load(space, keys, payload_bytes, deadline));
+    return std::make_shared<Job>(*this, inner_->Load(space, keys, payload_bytes, deadline), deadline);
   }
   void ExpectChunks(uint64_t payload_bytes) override { inner_->ExpectChunks(payload_bytes); }
   Result<SaveSlot> BeginSave(const FrameInfo& info) override { return inner_->BeginSave(info); }
   bool Needs(const Digest& key) override { return inner_->Needs(key); }
+  void Offer(const Digest& key) override { inner_->Offer(key); }
   void Commit(SaveSlot slot, std::function<void(bool)> done) override {
     inner_->Commit(std::move(slot), std::move(done));
   }
@@ -88,9 +97,11 @@ class BendingStore final : public Store {
  private:
   class Job final : public LoadJob {
    public:
-    Job(const BendingStore& store, std::shared_ptr<LoadJob> inner) : store_(store), inner_(std::move(inner)) {}
+    Job(const BendingStore& store, std::shared_ptr<LoadJob> inner, TimePoint deadline)
+        : store_(store), inner_(std::move(inner)), deadline_(deadline) {}
     size_t size() const override { return inner_->size(); }
     Item Wait(size_t i, TimePoint deadline) override {
+      if (store_.keep_deadlines && std::chrono::steady_clock::now() >= deadline_) return {.reason = Reason::kTimeout};
       Item item = inner_->Wait(i, deadline);
       if (item.outcome == Outcome::kHit && store_.bend) {
         const auto copy = std::make_shared<std::vector<std::byte>>(item.lease.bytes.begin(), item.lease.bytes.end());
@@ -105,6 +116,7 @@ class BendingStore final : public Store {
    private:
     const BendingStore& store_;
     const std::shared_ptr<LoadJob> inner_;
+    const TimePoint deadline_;
   };
   std::unique_ptr<Store> inner_;
 };
@@ -127,7 +139,7 @@ class ModelThreadTest : public testing::Test {
     options.context_tokens = 1024;
     options.chunk_tokens = kChunk;
     options.threads = 2;
-    options.load_deadline_ms = 60'000;
+    options.load_deadline_ms = kLoadDeadline.count();
     engine_metrics_ = std::make_unique<Metrics>();
     auto started = ModelThread::Start(options, *loaded_model, *store_, *engine_metrics_);
     ASSERT_TRUE(started) << started.error().what;
@@ -215,6 +227,27 @@ TEST_F(ModelThreadTest, WhatLeftEngineMemoryComesFromRamAndSaysTheSame) {
   EXPECT_EQ(bob_again.text, bob.text);
 }
 
+// A directory that was emptied, or away.
+TEST_F(ModelThreadTest, WhatEngineMemoryServesAndALowerTierLostIsWrittenAnew) {
+  auto tier = std::make_unique<MemoryTier>();
+  MemoryTier& lower = *tier;
+  std::vector<std::unique_ptr<Tier>> tiers;
+  tiers.push_back(std::move(tier));
+  store_ = std::make_unique<BendingStore>(store_metrics_, std::move(tiers));
+  StartEngine();
+  const auto written = [&](size_t chunks) {
+    const auto deadline = std::chrono::steady_clock::now() + kLongest;
+    while (lower.size() < chunks && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return lower.size();
+  };
+  const size_t chunks = WholeChunks(Run(Story("Ada"))) / kChunk;
+  ASSERT_EQ(written(chunks), chunks);
+  const auto ask = Ask(Story("Ada"), nullptr);
+  lower.Erase({ask->chain.keys().data(), ask->usable});
+  EXPECT_EQ(From(Run(Story("Ada")), "engine"), chunks * kChunk);
+  EXPECT_EQ(written(chunks), chunks);
+}
+
 TEST_F(ModelThreadTest, StrictKeepsOnlyTheMatchingSequence) {
   StartEngine({.strict = true});
   const Answer ada = Run(Story("Ada"));
@@ -268,6 +301,35 @@ TEST_F(ModelThreadTest, ClientThatLeftIsNotComputedFor) {
   ASSERT_EQ(answer.wait_for(kLongest), std::future_status::ready);
   EXPECT_EQ(answer.get().failed_status, -1);
   EXPECT_EQ(Run("Hello", 1).usage.completion_tokens, 1u);
+}
+
+TEST_F(ModelThreadTest, ClientThatLeavesDuringAStepEndsItAndHarmsNothing) {
+  StartEngine();
+  const Answer cold = Run(Story("Ada"));
+  StartEngine();
+  auto sink = std::make_unique<Collector>(SIZE_MAX, /*stays_for=*/50);  // An answer has far fewer steps.
+  auto answer = sink->answer();
+  ASSERT_EQ(thread_->Submit(Ask(Story("Bob"), std::move(sink))), nullptr);
+  ASSERT_EQ(answer.wait_for(kLongest), std::future_status::ready);
+  EXPECT_EQ(answer.get().failed_status, -1) << "computed to its end";
+  EXPECT_EQ(Run(Story("Ada")).text, cold.text);
+  EXPECT_EQ(Run(Story("Bob"), 1).usage.completion_tokens, 1u);
+}
+
+TEST_F(ModelThreadTest, LoadThatRanOutOfTimeInTheQueueIsBegunAnew) {
+  StartEngine();
+  const Answer cold = Run(Story("Ada"));
+  StartEngine({.queue_allowance = -kLoadDeadline});  // Out of time at once.
+  store_->keep_deadlines = true;
+  auto running = std::make_unique<Collector>();
+  auto first = running->answer();
+  auto runs = running->first_text();
+  ASSERT_EQ(thread_->Submit(Ask("Count: 1 2 3 4", std::move(running), 60)), nullptr);
+  ASSERT_EQ(runs.wait_for(kLongest), std::future_status::ready);
+  const Answer warm = Run(Story("Ada"));
+  EXPECT_EQ(From(warm, "ram"), WholeChunks(cold)) << warm.usage.cached.miss_reason;
+  EXPECT_EQ(warm.text, cold.text);
+  EXPECT_EQ(first.get().failed_status, 0);
 }
 
 TEST_F(ModelThreadTest, QueueIsBoundedAndTheGoneLeaveIt) {

@@ -53,7 +53,7 @@ constexpr uint32_t kContextDefaultMax = 8192;
 constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
 constexpr uint32_t kChunkMax = 4096;
 constexpr milliseconds kRequestsDrain{10'000};
-constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut between two steps; its client is told.
+constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut; its client is told.
 constexpr std::chrono::seconds kStoreDrain{15};
 // Then the process ends, whatever hangs: below the 30 s that Kubernetes and systemd grant or more.
 constexpr std::chrono::seconds kStopMax{28};
@@ -190,8 +190,8 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   const auto chunk = config::Bounded(values, "chunk", kChunkStep, kChunkMax);
   if (!chunk) return tl::unexpected(chunk.error());
   if (*chunk % kChunkStep != 0) {
-    return Fail(Code::kInvalid,
-                "--chunk " + std::to_string(*chunk) + " is no multiple of " + std::to_string(kChunkStep));
+    return Fail(Code::kInvalid, values.Place("chunk") + " " + std::to_string(*chunk) + " is no multiple of " +
+                                    std::to_string(kChunkStep));
   }
   options.engine.chunk_tokens = *chunk;
   options.engine.threads = PhysicalCores();

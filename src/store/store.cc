@@ -105,6 +105,7 @@ class StoreImpl final : public Store {
   void ExpectChunks(uint64_t payload_bytes) override;
   Result<SaveSlot> BeginSave(const FrameInfo& info) override;
   bool Needs(const Digest& key) override;
+  void Offer(const Digest& key) override;  // Also of what a load served: a tier above the one it came from lacks it.
   using Store::Commit;
   void Commit(SaveSlot slot, std::function<void(bool)> done) override;
   TierStats ram_stats() const override { return ram_->stats(); }
@@ -124,9 +125,6 @@ class StoreImpl final : public Store {
   // giving up its own head. Drops those of `heads` that a lower tier holds, from the first on, until a chunk fits.
   // Returns how many it went over.
   size_t MakeRoom(uint64_t payload_bytes, std::span<const Digest> heads);
-  // Writes a chunk that was served to the lower tiers that lack it: one above the tier it came from, or one that lost
-  // it (it was away, it was emptied).
-  void OfferAgain(const Digest& key);
   uint64_t window_bytes() const { return window_bytes_; }
   void CountItem(const LoadJob::Item& item);
 
@@ -222,9 +220,11 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     if (!flight) return Counted(MissItem(Reason::kCancelled));  // Taken before.
     const TimePoint until = std::min(deadline, deadline_);
     std::optional<Item> item = flight->Wait(until);
-    // The load was begun by somebody with less time than we have.
-    if (item && item->reason == Reason::kTimeout && std::chrono::steady_clock::now() < until) {
-      flight = store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);
+    if (item && MayWorkNow(item->reason) && std::chrono::steady_clock::now() < until) {
+      {
+        std::lock_guard lock(mutex_);
+        flight = FetchAgain(i);
+      }
       item = flight->Wait(until);
     }
     if (!item) return Counted(MissItem(Reason::kTimeout));
@@ -233,7 +233,7 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
       flights_[i] = nullptr;  // The caller's lease is what pins it from here on.
     }
     // In order, so that parents come first.
-    if (item->outcome == Outcome::kHit) store_.OfferAgain(keys_[i]);
+    if (item->outcome == Outcome::kHit) store_.Offer(keys_[i]);
     return Counted(*std::move(item));
   }
 
@@ -248,8 +248,8 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     Advance(i);
     if (!flights_[i]) return true;
     const std::optional<Reason> landed = flights_[i]->LandedOr(later);
-    if (landed != Reason::kTimeout || std::chrono::steady_clock::now() >= deadline_) return landed.has_value();
-    flights_[i] = store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);  // As in Wait.
+    if (!landed || !MayWorkNow(*landed) || std::chrono::steady_clock::now() >= deadline_) return landed.has_value();
+    flights_[i] = FetchAgain(i);  // As in Wait.
     return flights_[i]->LandedOr(std::move(later)).has_value();
   }
 
@@ -280,12 +280,19 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
   // Begins what fits into the window beyond item `done`. A prefix larger than RAM is staged while its head is consumed.
   void Advance(size_t done) {
     while (next_ < known_ && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
-      heads_dropped_ +=
-          store_.MakeRoom(payload_bytes_, std::span(keys_).subspan(heads_dropped_, done - heads_dropped_));
-      flights_[next_] = store_.Fetch(space_, keys_[next_], payload_bytes_, deadline_);
+      flights_[next_] = FetchBehind(done, next_);
       ++next_;
     }
   }
+  // Begins item i, at the cost of those before item `done` if RAM has no room else.
+  FlightPtr FetchBehind(size_t done, size_t i) {
+    const size_t heads = done - std::min(done, heads_dropped_);
+    heads_dropped_ += store_.MakeRoom(payload_bytes_, std::span(keys_).subspan(heads_dropped_, heads));
+    return store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);
+  }
+  // The load was begun by somebody with less time than we have, or while RAM was full of what others waited for.
+  static bool MayWorkNow(Reason reason) { return reason == Reason::kTimeout || reason == Reason::kFull; }
+  FlightPtr FetchAgain(size_t i) { return FetchBehind(i, i); }
 
   StoreImpl& store_;
   const Digest space_;
@@ -638,7 +645,7 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
   lower.write_behind->EnqueueChain(std::move(chain));
 }
 
-void StoreImpl::OfferAgain(const Digest& key) {
+void StoreImpl::Offer(const Digest& key) {
   bool lost = false;
   for (const Lower& lower : lower_) {
     uint8_t present = 0;

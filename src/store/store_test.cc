@@ -326,6 +326,24 @@ TEST_F(StoreTest, RamAllPinnedDeclinesASaveAndMissesALoadWithFull) {
   ExpectHits(below, 1);
 }
 
+// A request that waits its turn finds RAM full of what those before it wait for. They go.
+TEST_F(StoreTest, WhatFoundNoRoomWhenTheLoadBeganIsTriedAgainWhenItIsWaitedFor) {
+  Open(1 << 20);
+  std::vector<SaveSlot> slots;
+  const Chain others(1, 20);
+  for (size_t i = 0; i < 20; ++i) {
+    Result<SaveSlot> slot = store->BeginSave(others.Info(i));
+    if (!slot) break;
+    slots.push_back(*std::move(slot));
+  }
+  const Chain chain(2, 3);
+  PutBelow(chain);
+  const auto job = store->Load(chain.space, chain.keys, kChunkBytes, Soon());
+  EXPECT_EQ(lower[0]->loads(), 0u);
+  slots.clear();
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(job->Wait(i, Soon()).outcome, Outcome::kHit) << i;
+}
+
 TEST_F(StoreTest, NeedsIsFalseOnlyWhenEveryTierHasIt) {
   Open();
   const Chain chain(1, 1);
