@@ -7,103 +7,19 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <numeric>
 #include <sstream>
-#include <string_view>
 #include <thread>
 
-#include "base/hash.h"
+#include "bench/engine/prefix.h"
 #include "bench/harness.h"
 #include "chunk/frame.h"
-#include "engine/kv_bridge.h"
-#include "engine/model.h"
-#include "llama.h"
 #include "terrace/metrics.h"
-#include "terrace/store.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace::bench {
 namespace {
-
-using engine::KvBridge;
-using engine::KvType;
-using engine::Model;
-
-constexpr uint32_t kChunk = 256;
-constexpr int32_t kSequence = 1;
-
-void Check(bool ok, const std::string& what) {
-  if (ok) return;
-  std::fprintf(stderr, "engine_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-template <class T>
-T Must(Result<T> result) {
-  Check(result.has_value(), result ? "" : result.error().what);
-  return *std::move(result);
-}
-
-TimePoint Later() { return std::chrono::steady_clock::now() + std::chrono::minutes(10); }
-
-struct Engine {
-  Engine(const std::string& path, uint32_t cells, uint32_t threads)
-      : model(Must(Model::Load(path))),
-        context(Must(model->NewContext({.cells = cells,
-                                        .chunk_tokens = kChunk,
-                                        .sequences_max = 2,
-                                        .kv_type = KvType::kF16,
-                                        .threads = threads}))),
-        bridge(Must(KvBridge::Open(context.get(), kChunk))) {}
-
-  // Computes tokens [from, to) of `tokens`, cut at chunk boundaries as the server does.
-  void Prefill(const std::vector<int32_t>& tokens, size_t from, size_t to) {
-    llama_batch batch = llama_batch_init(kChunk, 0, 1);
-    while (from < to) {
-      const size_t end = std::min(to, (from / kChunk + 1) * kChunk);
-      batch.n_tokens = static_cast<int32_t>(end - from);
-      for (size_t i = from; i < end; ++i) {
-        const size_t k = i - from;
-        batch.token[k] = tokens[i];
-        batch.pos[k] = static_cast<int32_t>(i);
-        batch.n_seq_id[k] = 1;
-        batch.seq_id[k][0] = kSequence;
-        batch.logits[k] = i + 1 == to;
-      }
-      Check(llama_decode(context.get(), batch) == 0, "llama_decode failed");
-      from = end;
-    }
-    llama_synchronize(context.get());
-    llama_batch_free(batch);
-  }
-  void Clear() { llama_memory_clear(llama_get_memory(context.get()), false); }
-
-  std::unique_ptr<Model> model;
-  engine::ContextPtr context;
-  KvBridge bridge;
-};
-
-std::vector<int32_t> Document(const Model& model, size_t tokens) {
-  std::ifstream in("/usr/share/common-licenses/GPL-3");
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  std::vector<int32_t> all = model.Tokenize(text);
-  Check(!all.empty(), "no document: /usr/share/common-licenses/GPL-3");
-  while (all.size() < tokens)
-    all.insert(all.end(), all.begin(), all.begin() + static_cast<ptrdiff_t>(std::min(all.size(), tokens - all.size())));
-  all.resize(tokens);
-  return all;
-}
-
-KeyChain Keys(const Model& model, const std::vector<int32_t>& tokens) {
-  SpaceFields fields = model.Space({.chunk_tokens = kChunk, .kv_type = KvType::kF16});
-  fields.weights = Sha256Of("bench");  // The digest is measured elsewhere.
-  KeyChain chain(SpaceId(fields), kChunk);
-  chain.Extend(tokens);
-  return chain;
-}
 
 struct Shared {
   explicit Shared(std::string dir) : directory(std::move(dir)) {
@@ -116,12 +32,6 @@ struct Shared {
   std::string FramePath(const Digest& key) const {  // docs/internals/shared_fs.md
     return directory + "/frames/" + key.Hex().substr(0, 3) + "/" + key.Hex() + ".kvf";
   }
-  // Of RAM: what was touched ahead.
-  uint64_t ResidentBytes() const {
-    constexpr std::string_view kName = "\nterrace_ram_resident_bytes ";
-    const std::string text = metrics.Text();
-    return static_cast<uint64_t>(std::stod(text.substr(text.find(kName) + kName.size())));
-  }
   const std::string directory;
   std::unique_ptr<FileIo> io = RealFileIo();
   SystemClock clock;
@@ -129,32 +39,6 @@ struct Shared {
   Tier* tier = nullptr;
   std::unique_ptr<Store> store;
 };
-
-void SavePrefix(Engine& engine, Shared& shared, const KeyChain& chain, double& export_seconds) {
-  export_seconds = 0;
-  for (size_t i = 0; i < chain.keys().size(); ++i) {
-    FrameInfo info;
-    info.space = chain.space();
-    info.key = chain.keys()[i];
-    info.parent = chain.parent(i);
-    info.first_token = static_cast<uint32_t>(i * kChunk);
-    info.token_count = kChunk;
-    info.payload_kind = static_cast<uint32_t>(PayloadKind::kLlamaSequence);
-    info.payload_bytes = engine.bridge.chunk_bytes();
-    SaveSlot slot = Must(shared.store->BeginSave(info));
-    export_seconds += Seconds(
-        [&] { Check(engine.bridge.Export(kSequence, info.first_token, slot.bytes).has_value(), "export failed"); });
-    shared.store->Commit(std::move(slot));
-  }
-  Check(shared.store->Close(Later()).clean, "the shared directory did not take all frames");
-}
-
-void DropPages(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY);
-  Check(fd >= 0 && fdatasync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0,
-        "posix_fadvise failed on " + path);
-  close(fd);
-}
 
 double ReadPlain(const std::vector<std::string>& files, std::vector<std::byte>& into) {
   return Seconds([&] {
@@ -188,17 +72,8 @@ int RestoreMain(const std::string& dir, const std::string& model_path, size_t to
       };
       forget();
       engine.Clear();
-      shared.store->ExpectChunks(bytes);  // As a server says at its start, long before the first request.
-      while (shared.ResidentBytes() < tokens / kChunk * bytes) usleep(1000);
-      const double restore = Seconds([&] {
-        const auto job = shared.store->Load(chain.space(), chain.keys(), bytes, Later());
-        for (size_t i = 0; i < chain.keys().size(); ++i) {
-          const LoadJob::Item item = job->Wait(i, Later());
-          Check(item.outcome == Outcome::kHit, std::string("chunk is a miss: ") + ReasonName(item.reason));
-          Check(engine.bridge.Restore(kSequence, static_cast<uint32_t>(i * kChunk), item.lease.bytes).has_value(),
-                "restore failed");
-        }
-      });
+      AwaitResident(*shared.store, shared.metrics, bytes);
+      const double restore = engine.Restore(*shared.store, chain);
       forget();
       const double pread_s = ReadPlain(files, into);
       // The insert alone: the same chunks, from RAM now.
@@ -209,7 +84,7 @@ int RestoreMain(const std::string& dir, const std::string& model_path, size_t to
         const LoadJob::Item item = job->Wait(i, Later());
         Check(item.tier == 0, "not in RAM");
         insert += Seconds([&] {
-          Check(engine.bridge.Restore(kSequence, static_cast<uint32_t>(i * kChunk), item.lease.bytes).has_value(),
+          Check(engine.bridge.Restore(1, static_cast<uint32_t>(i * kChunkTokens), item.lease.bytes).has_value(),
                 "restore failed");
         });
       }
@@ -246,8 +121,7 @@ int Main(const std::string& self, const std::string& out, const std::string& scr
     add({.name = "prefill, 6144 tokens", .size = kPrefix, .unit = "tok/s", .value = kPrefix / prefix_s});
     const double suffix_s = Seconds([&] { engine.Prefill(tokens, kPrefix, kPrefix + kSuffix); });
     Shared shared(dir);
-    double export_s = 0;
-    SavePrefix(engine, shared, chain, export_s);
+    const double export_s = SavePrefix(engine, *shared.store, chain);
     const double chunks = static_cast<double>(chain.keys().size());
     add({.name = "export of a chunk",
          .size = engine.bridge.chunk_bytes(),

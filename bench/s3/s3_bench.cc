@@ -4,7 +4,8 @@
 //
 //   s3_bench OUT.json PART... [--peer COMMAND...]
 //
-// Parts: plain, tls, visible, peer. The server (VERSITYGW in the environment) keeps its objects below TMPDIR: a tmpfs.
+// Parts: plain, tls, visible, ttft, peer. ttft computes with the model that MODEL_F16 names. The server (VERSITYGW in
+// the environment) keeps its objects below TMPDIR: a tmpfs.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,11 +15,13 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "bench/engine/prefix.h"
 #include "bench/harness.h"
 #include "bench/s3/bare_loop.h"
 #include "bench/store/frames.h"
 #include "bench/store/peer.h"
 #include "chunk/frame.h"
+#include "terrace/store.h"
 #include "tests/support/s3_servers.h"
 #include "tier/s3_tier.h"
 
@@ -32,6 +35,7 @@ constexpr uint64_t kFrames = 16;
 constexpr size_t kInFlight = 16;
 constexpr double kCpuAllowed = 0.15;  // Seconds a GB above the bare loop's: the hash.
 constexpr double kVisibleMax = 2;     // Seconds.
+constexpr size_t kPrefixTokens = 6144;
 
 std::string NameOf(const Digest& key) {
   const std::string hex = key.Hex();
@@ -117,6 +121,58 @@ class Bench {
     Forget();
   }
 
+  // What a prompt's prefix from the bucket adds to the time to the first token, beside the same from RAM: whatever
+  // follows the prefix costs alike after either.
+  void Restores(std::vector<Row>& rows) {
+    const char* model = std::getenv("MODEL_F16");
+    Check(model != nullptr, "MODEL_F16 does not name a model");
+    Engine engine(model, kPrefixTokens + kChunkTokens, std::max(1u, std::thread::hardware_concurrency()));
+    const std::vector<int32_t> tokens = Document(*engine.model, kPrefixTokens);
+    const KeyChain chain = Keys(*engine.model, tokens);
+    const uint64_t bytes = engine.bridge.chunk_bytes();
+    const uint64_t all = bytes * chain.keys().size();
+    engine.Prefill(tokens, 0, tokens.size());
+    {
+      Metrics metrics;
+      SavePrefix(engine, *NewStore(metrics), chain);
+    }
+
+    const uint64_t padded = FrameBytes(bytes) - kFrameHeaderBytes;
+    std::vector<std::byte> memory(padded * chain.keys().size());
+    std::vector<std::array<std::byte, kFrameHeaderBytes>> heads(chain.keys().size());
+    std::vector<BareLoop::Object> objects;
+    for (size_t i = 0; i < heads.size(); ++i) {
+      objects.push_back({NameOf(chain.keys()[i]), heads[i], std::span(memory).subspan(i * padded, padded)});
+    }
+    const auto ours = [&] {
+      Metrics metrics;
+      const std::unique_ptr<Store> store = NewStore(metrics);  // Nothing in RAM.
+      AwaitResident(*store, metrics, bytes);
+      engine.Clear();
+      const double s3 = engine.Restore(*store, chain);
+      engine.Clear();
+      return Sample{s3 - engine.Restore(*store, chain)};
+    };
+    const auto bare = [&] { return Sample{Seconds([&] { bare_.Get(objects, kInFlight); })}; };
+    const Turns turns = TakeTurns(kRounds, ours, bare);
+    std::vector<double> values, limits, ratios;
+    for (size_t i = 0; i < turns.ours.size(); ++i) {
+      values.push_back(turns.ours[i][0]);
+      limits.push_back(1.15 * turns.other[i][0] + 0.020);
+      ratios.push_back(values.back() / limits.back());
+    }
+    const auto [least, most] = std::minmax_element(values.begin(), values.end());
+    rows.push_back({.name = name_ + ": restore of 6144 tokens less that from ram, limit 1.15 x bare loop + 20 ms",
+                    .size = all,
+                    .unit = "s",
+                    .value = Median(values),
+                    .limit = Median(limits),
+                    .ratio = Median(ratios),
+                    .spread = (*most - *least) / Median(values)});
+    tier_->Erase(chain.keys());
+    Forget();
+  }
+
   // From the end of a save until another instance knows of it that was told a moment before that it is not there.
   void Visible(std::vector<Row>& rows) {
     const std::unique_ptr<Tier> other = Open();
@@ -159,6 +215,11 @@ class Bench {
     return {seconds, CpuSeconds() - cpu, CpuSecondsOf(server_.pid()) - server};
   }
   std::unique_ptr<Tier> Open() { return OpenS3Tier(client_, {}, {.clock = clock_, .metrics = metrics_}).value(); }
+  std::unique_ptr<Store> NewStore(Metrics& metrics) {
+    std::vector<std::unique_ptr<Tier>> tiers;
+    tiers.push_back(OpenS3Tier(client_, {}, {.clock = clock_, .metrics = metrics}).value());
+    return Must(OpenStore({.ram_bytes_max = 1ull << 30}, std::move(tiers), metrics));
+  }
   void Forget() {
     batch_.Erase(*tier_);
     // A scan after the erases: it ends behind them.
@@ -222,6 +283,7 @@ int Main(const std::string& out, const std::vector<std::string>& parts, const st
   run("plain", [&] { Bench(false).Moves(rows); });
   run("tls", [&] { Bench(true).Moves(rows); });
   run("visible", [&] { Bench(false).Visible(rows); });
+  run("ttft", [&] { Bench(false).Restores(rows); });
   run("peer", [&] { Bench(false).BesidePeer(rows, peer_command); });
   std::ofstream(out) << nlohmann::json{{"rows", ToJson(rows)},
                                        {"rounds", kRounds},

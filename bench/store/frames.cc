@@ -21,7 +21,7 @@ const TimePoint kLater = std::chrono::steady_clock::now() + std::chrono::hours(1
 
 void Check(bool ok, const std::string& what) {
   if (ok) return;
-  std::fprintf(stderr, "store_bench: %s failed\n", what.c_str());
+  std::fprintf(stderr, "bench: %s failed\n", what.c_str());
   std::exit(1);
 }
 

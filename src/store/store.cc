@@ -31,6 +31,8 @@ constexpr std::chrono::milliseconds kScrubEvery{1000};
 // millisecond a MiB, more than reading a frame from the page cache. A prefix of several thousand tokens finds room.
 constexpr uint64_t kReadyBytesMax = 256 << 20;
 constexpr uint64_t kReadyStepBytes = 16 << 20;  // Other work of the store's thread waits no longer than this takes.
+// What chunks took of it is made good this much later: at once, it would take a core from the load that goes on.
+constexpr std::chrono::milliseconds kReadyAfter{200};
 
 // One chunk on its way into RAM, whoever asked first. Others wait for the same flight.
 struct Flight {
@@ -144,7 +146,7 @@ class StoreImpl final : public Store {
   void OfferBelow(Lower& lower, RamLease lease);
   Reason WhyUnknown() const;
   void Scrub();
-  void TouchAhead();  // In the background, in steps.
+  void TouchAhead(std::chrono::milliseconds after);  // In the background, in steps.
   void TouchStep();
 
   const std::unique_ptr<RamTier> ram_;
@@ -369,11 +371,11 @@ StoreImpl::~StoreImpl() {
 
 void StoreImpl::ExpectChunks(uint64_t payload_bytes) {
   expected_bytes_ = payload_bytes;
-  TouchAhead();
+  TouchAhead(std::chrono::milliseconds{0});
 }
 
-void StoreImpl::TouchAhead() {
-  if (!touching_ahead_.exchange(true)) background_.Post([this] { TouchStep(); });
+void StoreImpl::TouchAhead(std::chrono::milliseconds after) {
+  if (!touching_ahead_.exchange(true)) background_.PostAfter(after, [this] { TouchStep(); });
 }
 
 void StoreImpl::TouchStep() {
@@ -543,7 +545,7 @@ void StoreImpl::Landed(size_t lower, const Staging& staging, const std::shared_p
   lower_[lower].load_seconds->Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
   slot->SetInfo(result.info);
   const std::optional<RamLease> lease = ram_->Commit(std::move(*slot), result.hashes);
-  TouchAhead();
+  TouchAhead(kReadyAfter);
   if (!lease) return Finish(staging, MissItem(Reason::kCancelled));  // The store closes.
   LoadJob::Item item;
   item.outcome = Outcome::kHit;
@@ -615,7 +617,7 @@ void StoreImpl::Commit(SaveSlot slot, std::function<void(bool)> done) {
       for (Lower& lower : lower_) OfferBelow(lower, *lease);
     }
     done(lease.has_value());
-    TouchAhead();
+    TouchAhead(kReadyAfter);
     {
       std::lock_guard lock(mutex_);
       committing_.erase(key);
