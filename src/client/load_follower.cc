@@ -24,11 +24,13 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
     const Gate::Pass pass(core_->gate);
     if (!pass) return;  // Close has ended it.
     auto job = store.Load(request_.space, request_.keys, request_.payload_bytes, request_.deadline);
+    bool ended = false;
     {
       std::lock_guard lock(mutex_);
-      if (next_ == request_.keys.size()) return;
-      job_ = std::move(job);
+      ended = next_ == request_.keys.size();
+      if (!ended) job_ = std::move(job);
     }
+    if (ended) return Forget();  // Maybe before it stood among those to be watched.
     Run();
   }
 
@@ -136,17 +138,20 @@ LoadFollower::~LoadFollower() { Close(); }
 
 void LoadFollower::Begin(Request request, const std::function<void(Handle)>& begun) {
   TERRACE_ASSERT(!request.keys.empty());
-  std::shared_ptr<Follow> follow;
+  const TimePoint deadline = request.deadline;
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(core_->mutex);
+    id = core_->next_id++;
+  }
+  const auto follow = std::make_shared<Follow>(core_, std::move(request), id);
+  begun(Handle(follow));  // Before the deadline can come, and with it the first item.
   bool closed = false;
   {
     std::lock_guard lock(core_->mutex);
-    const uint64_t id = core_->next_id++;
-    const TimePoint deadline = request.deadline;
-    follow = std::make_shared<Follow>(core_, std::move(request), id);
     closed = core_->closed;
     if (!closed) core_->live.emplace(std::pair(deadline, id), follow);
   }
-  begun(Handle(follow));
   if (closed) return follow->Finish(Reason::kCancelled);
   core_->changed.notify_all();
   follow->Begin(store_);
