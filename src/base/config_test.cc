@@ -522,6 +522,7 @@ TEST(Config, NearestIsASlipAwayOrNothing) {
   EXPECT_EQ(Nearest("Engine_KV_token", known), "engine-kv-tokens");
   EXPECT_EQ(Nearest("engine", known), "engine-kv-tokens");
   EXPECT_EQ(Nearest("ram-size", known), "ram");
+  EXPECT_EQ(Nearest("engine_tokenss", known), "engine-kv-tokens");
   EXPECT_EQ(Nearest("verbose", known), std::nullopt);
   EXPECT_EQ(Nearest("x", {}), std::nullopt);
 }

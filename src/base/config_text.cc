@@ -76,6 +76,24 @@ bool FirstWords(std::string_view shorter, std::string_view longer) {
   return longer.size() > shorter.size() && longer.starts_with(shorter) && longer[shorter.size()] == '-';
 }
 
+// "max-cpu-sizee" of "max-local-cpu-size": all its words, two at least, in their order, with a slip in each at most.
+bool LeavesOutWords(std::string_view shorter, std::string_view longer) {
+  size_t words = 0;
+  while (!shorter.empty()) {
+    const std::string_view word = shorter.substr(0, shorter.find('-'));
+    shorter.remove_prefix(std::min(word.size() + 1, shorter.size()));
+    bool found = false;
+    while (!found && !longer.empty()) {
+      const std::string_view other = longer.substr(0, longer.find('-'));
+      longer.remove_prefix(std::min(other.size() + 1, longer.size()));
+      found = Distance(word, other) <= word.size() / 4;
+    }
+    if (!found) return false;
+    ++words;
+  }
+  return words > 1;
+}
+
 }  // namespace
 
 Result<int64_t> ParseInt(std::string_view text) {
@@ -148,8 +166,9 @@ std::optional<std::string> Nearest(std::string_view name, const std::vector<std:
   for (const std::string& candidate : known) {
     const std::string other = Lower(Replaced(candidate, '_', '-'));
     const size_t distance = Distance(wanted, other);
-    // One slip for every four characters and one for free; or a word too many or too few at the end.
-    const bool close = distance <= 1 + wanted.size() / 4 || FirstWords(wanted, other) || FirstWords(other, wanted);
+    // One slip for every four characters and one for free; or a word too many or too few at the end; or some left out.
+    const bool close = distance <= 1 + wanted.size() / 4 || FirstWords(wanted, other) || FirstWords(other, wanted) ||
+                       LeavesOutWords(wanted, other);
     if (close && distance < best) {
       best = distance;
       nearest = candidate;

@@ -214,8 +214,11 @@ class Translator {
   // `name`: in lower case, without LMCACHE_.
   void Unknown(const std::string& where, const std::string& written, const std::string& name,
                std::span<const Key> keys) {
+    const bool of_top = keys.data() == Keys().data();
+    const bool elsewhere = Find(of_top ? ExtraKeys() : Keys(), name) != nullptr;
+    const std::string place = of_top ? "; it belongs under extra_config" : "; it does not belong under extra_config";
     out_.unknown.push_back(where + ": " + written + " is no key of LMCache " + std::string(kVersion) +
-                           Nearest(keys, name));
+                           (elsewhere ? " here" + place : Nearest(keys, name)));
   }
 
   Result<void> ReadVariables(const Variables& variables) {

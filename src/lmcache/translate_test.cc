@@ -183,8 +183,14 @@ TEST(Lmcache, NothingIsNothing) {
 }
 
 TEST(Lmcache, AKeyThatItDoesNotKnowIsNamedWithTheNearest) {
-  EXPECT_THAT(Good("max_cpu_sizee: 1\n").unknown,
-              ElementsAre(HasSubstr(":1: max_cpu_sizee is no key of LMCache 0.5.6")));
+  EXPECT_THAT(
+      Good("max_cpu_sizee: 1\n").unknown,  // D16.
+      ElementsAre(HasSubstr(":1: max_cpu_sizee is no key of LMCache 0.5.6; did you mean \"max_local_cpu_size\"?")));
+  EXPECT_THAT(Good("s3_region: x\n").unknown,
+              ElementsAre(EndsWith("s3_region is no key of LMCache 0.5.6 here; it belongs under extra_config")));
+  EXPECT_THAT(
+      Good("extra_config: {chunk_size: 1}\n").unknown,
+      ElementsAre(EndsWith("chunk_size is no key of LMCache 0.5.6 here; it does not belong under extra_config")));
   EXPECT_THAT(Good("max_local_cpu_sizee: 1\n").unknown, ElementsAre(HasSubstr("did you mean \"max_local_cpu_size\"?")));
   EXPECT_THAT(Good("extra_config:\n  s3_regio: x\n").unknown, ElementsAre(HasSubstr(":2: s3_regio is no key")));
   EXPECT_THAT(Good("", {{"LMCACHE_CHUNK_SIZ", "1"}}).unknown,

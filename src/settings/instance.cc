@@ -21,22 +21,24 @@ Result<SharedFsBounds> ReadSharedBounds(const config::Values& values, bool has_b
   const bool has_directory = !values.Text("shared").empty();
   for (const char* name : {"shared-size", "shared-ttl"}) {
     if (values.IsSet(name) && !has_directory && !has_bucket) {
-      return Fail(Code::kInvalid, std::string("--") + name + " bounds --shared and --s3-bucket, and there is neither");
+      return Fail(Code::kInvalid, values.Place(name) + " bounds --shared and --s3-bucket, and there is neither");
     }
   }
   if (values.IsSet("shared-free-min") && !has_directory) {
-    return Fail(Code::kInvalid, "--shared-free-min is about the mount of --shared, and there is none; a bucket is " +
-                                    std::string("bounded by --shared-size"));
+    return Fail(Code::kInvalid,
+                values.Place("shared-free-min") +
+                    " is about the mount of --shared, and there is none; a bucket is bounded by --shared-size");
   }
   if (values.IsSet("shared-size")) bounds.bytes_max = values.Bytes("shared-size");
   if (bounds.bytes_max > 0 && bounds.bytes_max < kSharedSizeMin) {
-    return Fail(Code::kInvalid, "--shared-size " + std::to_string(bounds.bytes_max) + " has no room for chunks: say " +
-                                    std::to_string(kSharedSizeMin >> 20) + "MiB or more, or 0 for no bound");
+    return Fail(Code::kInvalid, values.Place("shared-size") + " " + std::to_string(bounds.bytes_max) +
+                                    " has no room for chunks: say " + std::to_string(kSharedSizeMin >> 20) +
+                                    "MiB or more, or 0 for no bound");
   }
   if (values.IsSet("shared-free-min")) bounds.free_bytes_min = values.Bytes("shared-free-min");
   if (values.IsSet("shared-ttl")) bounds.ttl = milliseconds(values.DurationMs("shared-ttl"));
   if (bounds.ttl.count() > 0 && bounds.ttl < kSharedTtlMin) {
-    return Fail(Code::kInvalid, "--shared-ttl " + std::to_string(bounds.ttl.count()) +
+    return Fail(Code::kInvalid, values.Place("shared-ttl") + " " + std::to_string(bounds.ttl.count()) +
                                     "ms is shorter than instances take to hear of each other's uses: say 1m or more");
   }
   return bounds;
@@ -196,10 +198,11 @@ Result<Tiers> ReadTiers(const config::Values& values) {
 
   tiers.disk.directory = values.Text("disk");
   if (!tiers.disk.directory.empty()) {
-    if (!values.IsSet("disk-size")) return Fail(Code::kInvalid, "--disk needs --disk-size, its cap: 20GiB, say");
+    if (!values.IsSet("disk-size"))
+      return Fail(Code::kInvalid, values.Place("disk") + " needs --disk-size, its cap: 20GiB, say");
     tiers.disk.bytes_max = values.Bytes("disk-size");
   } else if (values.IsSet("disk-size")) {
-    return Fail(Code::kInvalid, "--disk-size bounds --disk, and there is none");
+    return Fail(Code::kInvalid, values.Place("disk-size") + " bounds --disk, and there is none");
   }
 
   Result<std::optional<s3::ClientOptions>> s3 = s3::ReadOptions(values, config::ProcessEnvironment);

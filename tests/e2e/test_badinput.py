@@ -143,6 +143,7 @@ def test_an_unknown_flag_names_the_nearest(model_f16: Path):
         (["--strict=flase"], "strict"),
         (["--chunk", "100"], "chunk"),
         (["--shared-size", "10GiB"], "shared-size"),
+        (["--s3-bucket", "b", "--shared-free-min", "1GiB"], "shared-free-min"),
         (["--shared", "/tmp", "--shared-size", "1MiB"], "shared-size"),
         (["--shared", "/tmp", "--shared-ttl", "5s"], "shared-ttl"),
         (["--fault", "load.eror=1"], "load.error"),

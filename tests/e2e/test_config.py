@@ -71,6 +71,12 @@ def test_a_number_out_of_bounds_is_refused_where_it_was_set(tmp_path: Path):
     assert f"{file}:2 port 65536 is not between 0 and 65535" in refused("serve", "--config", file)
     assert "TERRACE_PORT -1 is not between" in refused("serve", "--config", file, TERRACE_PORT="-1")
     assert "--port 70000 is not between" in refused("serve", "--config", file, "--port", "70000")
+    file.write_text("model: m.gguf\nchunk: 100\n")
+    assert f"{file}:2 chunk 100 is no multiple of 64" in refused("serve", "--config", file)
+    line = refused("serve", "--model", "m.gguf", LMCACHE_CHUNK_SIZE="100")
+    assert "env LMCACHE_CHUNK_SIZE chunk_size 100 is no multiple of 64" in line
+    file.write_text("model: m.gguf\nshared_size: 1TiB\n")
+    assert f"{file}:2 shared-size bounds --shared and --s3-bucket" in refused("serve", "--config", file)
 
 
 # D16.
@@ -89,7 +95,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_an_unreadable_file_by_i
     lmcache = tmp_path / "lmcache.yaml"
     lmcache.write_text("max_cpu_sizee: 5\n")
     line = refused("serve", *model, LMCACHE_CONFIG_FILE=str(lmcache))
-    assert f"{lmcache}:1: max_cpu_sizee is no key of LMCache 0.5.6" in line
+    assert f'{lmcache}:1: max_cpu_sizee is no key of LMCache 0.5.6; did you mean "max_local_cpu_size"?' in line
 
 
 # D17.
