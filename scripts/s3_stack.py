@@ -38,7 +38,9 @@ class LocalS3:
             "--virtual-domain",
             "s3.localhost",
         ]
-        argv += ["--keep-alive", "--quiet", "posix", self.directory / "data"]
+        accounts = self.directory / "accounts"
+        accounts.mkdir(exist_ok=True)
+        argv += ["--iam-dir", accounts, "--keep-alive", "--quiet", "posix", self.directory / "data"]
         with open(self.directory / "versitygw.log", "ab") as log:
             self.process = subprocess.Popen(
                 argv,
@@ -67,6 +69,15 @@ class LocalS3:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def add_account(self) -> dict[str, str]:
+        """One more account, with no right to the bucket: its environment."""
+        access_key, secret_key = "TERRACEGUEST", secrets.token_hex(20)
+        argv = [from_setup("VERSITYGW", "scripts/setup s3"), "admin", "--endpoint-url", self.endpoint]
+        argv += ["create-user", "--access", access_key, "--secret", secret_key, "--role", "user"]
+        admin = {"ADMIN_ACCESS_KEY_ID": self.access_key, "ADMIN_SECRET_ACCESS_KEY": self.secret_key}
+        subprocess.run(argv, check=True, capture_output=True, timeout=60, env={**os.environ, **admin})
+        return {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
 
     @property
     def flags(self) -> list[str]:

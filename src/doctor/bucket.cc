@@ -68,9 +68,13 @@ class Check {
   // Begins a call on the client's thread, and waits for its end.
   template <class Begin>
   Answer Await(Begin begin) {
+    return Await(*store_, std::move(begin));
+  }
+  template <class Begin>
+  static Answer Await(s3::ObjectStore& store, Begin begin) {
     auto end = std::make_shared<std::promise<Answer>>();
     std::future<Answer> answer = end->get_future();
-    if (!store_->executor().Post([begin = std::move(begin), end] {
+    if (!store.executor().Post([begin = std::move(begin), end] {
           begin([end](const Failure& failure, const ObjectInfo& info) { end->set_value({failure, info}); });
         })) {
       return {{.trouble = Trouble::kCancelled}, {}};
@@ -161,7 +165,20 @@ class Check {
     const Failure failure = Names(s3::WithPrefix(options_.endpoint, "terrace")).first;
     if (failure) return Problem("list", failure);
     Add("list", Severity::kOk, "the credentials hold, and the bucket can be listed");
+    if (metrics_.GetCounter("terrace_s3_retries_total", "", {{"reason", "other_region"}}).value() > 0) Region();
     return true;
+  }
+
+  // The client was sent to another region, and went. What was it told?
+  void Region() {
+    s3::ClientOptions options = options_;
+    options.redirects_max = 0;
+    const auto store = s3::OpenClient(options, clock_, metrics_);
+    const Answer answer = Await(*store, [&](auto done) {
+      store->List({.prefix = s3::WithPrefix(options.endpoint, "terrace"), .limit = 1, .deadline = Soon()},
+                  [done](const Failure& failure, const s3::ListPage&) { done(failure, {}); });
+    });
+    if (answer.failure.trouble == Trouble::kOtherRegion) Problem("region", answer.failure, Severity::kNote);
   }
 
   bool Format() {

@@ -59,11 +59,11 @@ struct Asked {
 };
 
 Result<std::string> InstanceUrl(std::string url) {
+  if (url.find('@') != std::string::npos) return Fail(Code::kInvalid, "keys do not go into URLs: set VLLM_API_KEY");
   while (url.ends_with('/')) url.pop_back();
   if (url.ends_with("/v1")) url.resize(url.size() - 3);
   const bool known = url.starts_with("http://") || url.starts_with("https://");
   if (!known) return Fail(Code::kInvalid, "an instance is http://host:port or https://host:port, not \"" + url + "\"");
-  if (url.find('@') != std::string::npos) return Fail(Code::kInvalid, "keys do not go into URLs: set VLLM_API_KEY");
   return url;
 }
 

@@ -23,7 +23,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kQueueSweep{50};
 constexpr size_t kDocumentBytesMax = 64 << 10;
-constexpr int kRedirectsMax = 2;
 constexpr std::chrono::seconds kTlsWait{3};
 
 template <class T>
@@ -507,7 +506,7 @@ class Client final : public ObjectStore, private MultipartHost {
     if (failure.trouble == Trouble::kClockSkew && SetClock(failure) && !std::exchange(call->clock_set, true)) {
       return Again(call, milliseconds(0), "clock_skew");
     }
-    if (failure.trouble == Trouble::kOtherRegion && call->redirects < kRedirectsMax && Follow(failure)) {
+    if (failure.trouble == Trouble::kOtherRegion && call->redirects < options_.redirects_max && Follow(failure)) {
       ++call->redirects;
       return Again(call, milliseconds(0), "other_region");
     }

@@ -33,6 +33,7 @@ struct ClientOptions {
   bool sign_payload = false;
   size_t parallel_max = 32;
   int attempts_max = 4;
+  int redirects_max = 2;  // To another region or host of the service, a call.
   std::chrono::milliseconds backoff{50};
   std::chrono::milliseconds backoff_max{2000};
   bool hedge = true;

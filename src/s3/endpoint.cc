@@ -214,9 +214,11 @@ Result<Endpoint> ParseEndpoint(const EndpointOptions& options) {
       endpoint.style = Style::kVirtual;
       break;
     case Addressing::kAuto: {
-      // No certificate's *.host matches a bucket with dots, whatever the URL looks like.
+      // No certificate's *.host matches a bucket with dots, whatever the URL looks like; and no b.10.0.0.1 has an
+      // address.
       const bool can_match = endpoint.bucket.find('.') == std::string::npos || endpoint.scheme == "http";
-      const bool is_virtual = is_s3 ? can_match : endpoint.scheme == "https" && is_name && IsLabel(endpoint.bucket);
+      const bool is_virtual = is_s3 ? can_match && !IsIpv4(endpoint.host)
+                                    : endpoint.scheme == "https" && is_name && IsLabel(endpoint.bucket);
       endpoint.style = is_virtual ? Style::kVirtual : Style::kPath;
     }
   }

@@ -78,6 +78,11 @@ TEST(Endpoint, ABucketWithDotsIsAskedForByPathOverTls) {
             Style::kVirtual);
 }
 
+TEST(Endpoint, ABucketBeforeAnAddressIsAskedForByPath) {
+  EXPECT_EQ(Parse({.endpoint = "s3://b.10.0.0.1:9000/p", .disable_tls = true}),
+            Is("http", "10.0.0.1", 9000, "b", "p", Style::kPath));
+}
+
 TEST(Endpoint, AmazonsOwnNeedsNoEndpoint) {
   const Endpoint amazon = Is("https", "s3.eu-west-1.amazonaws.com", 443, "b", "", Style::kVirtual);
   EXPECT_EQ(Parse({.bucket = "b", .region = "eu-west-1"}), amazon);
@@ -150,8 +155,9 @@ TEST(Endpoint, WhatIsNoEndpointIsRefusedWithARemedy) {
     ASSERT_FALSE(endpoint) << options.endpoint << " + " << options.bucket;
     EXPECT_EQ(endpoint.error().code, Code::kInvalid);
   }
-  for (const char* endpoint : {"https://AKIA:sesame@h", "https://AKIA:ses/ame@h", "s3://AKIA:sesame@b.h",
-                               "s3://AKIA:ses/ame@b.h", "ftp://AKIA:sesame@h", "AKIA:sesame@h"}) {
+  for (const char* endpoint :
+       {"https://AKIA:sesame@h", "https://AKIA:ses/ame@h", "s3://AKIA:sesame@b.h", "s3://AKIA:ses/ame@b.h",
+        "ftp://AKIA:sesame@h", "AKIA:sesame@h", "https://b.h/?X-Amz-Signature=sesame"}) {
     const Result<Endpoint> secret = ParseEndpoint({.endpoint = endpoint, .bucket = "b"});
     ASSERT_FALSE(secret);
     EXPECT_EQ(secret.error().what.find("ses"), std::string::npos) << secret.error().what;

@@ -225,6 +225,7 @@ std::string Remedy(const Failure& failure, const Endpoint& endpoint) {
                " has one, its server wants --s3-addressing path";
       }
       return host + " has no address: correct the endpoint, or the name server";
+    case Trouble::kTimeout: return "is it overloaded, or does a firewall swallow what it says?";
     case Trouble::kUnreachable: return "is the server up, is the port right, does a firewall forbid it?";
     case Trouble::kWrongCa:
       return "give the CA that signed the server's certificate by --s3-ca-file, and use the name in the certificate";

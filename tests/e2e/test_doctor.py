@@ -136,6 +136,11 @@ def test_a_bucket_is_judged_and_no_secret_is_told(tmp_path: Path):
         assert found["s3.bandwidth"]["measured"]["read_bytes_per_s"] > 0
         code, found = doctor(*bucket.flags, *QUICK, **{**bucket.environment, "AWS_SECRET_ACCESS_KEY": "wrong-secret"})
         assert code == 1 and found["s3.list"]["measured"]["trouble"] == "wrong_key"
+        code, found = doctor(*bucket.flags, *QUICK, **bucket.add_account())
+        assert code == 1 and found["s3.list"]["measured"]["trouble"] == "denied"
+        code, found = doctor(*bucket.flags, *QUICK, "--s3-region", "eu-west-9", **bucket.environment)
+        assert code == 0 and found["s3.region"]["measured"]["trouble"] == "other_region"
+        assert found["s3.region"]["remedy"].endswith("--s3-region us-east-1")
     finally:
         bucket.stop()
     code, found = doctor(*bucket.flags, *QUICK, **bucket.environment)
@@ -158,6 +163,7 @@ def test_size_needs_nothing_else(model_f16: Path):
     [
         (["--instances", f"{HOST}:8001"], "http://"),
         (["--router", "http://user:key@host"], "VLLM_API_KEY"),
+        (["--instances", "user:key@host:8000"], "VLLM_API_KEY"),
         (["--disk", "/tmp"], "--disk-size"),
         (["--nosuch"], "--nosuch"),
     ],
@@ -165,4 +171,4 @@ def test_size_needs_nothing_else(model_f16: Path):
 def test_wrong_usage_is_refused_in_one_line(flags: list[str], words: str):
     done = subprocess.run([terrace_binary(), "doctor", *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
-    assert words in done.stderr and done.stderr.count("\n") == 1
+    assert words in done.stderr and done.stderr.count("\n") == 1 and "user:key" not in done.stderr

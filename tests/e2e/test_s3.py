@@ -116,6 +116,10 @@ def test_a_start_that_can_not_work_says_which_and_what_to_do(model_f16: Path, bu
     assert "NoSuchBucket" in line and "create bucket no-such-bucket" in line and "--allow-degraded" in line
     line = refuse(model_f16, {**keys, "AWS_SECRET_ACCESS_KEY": "wrong"}, *flags)
     assert "SignatureDoesNotMatch" in line and "correct the access key" in line
+    line = refuse(model_f16, bucket.add_account(), *flags)
+    assert "list: 403 AccessDenied" in line and "s3:ListBucket on bucket kv-cache" in line
+    line = refuse(model_f16, {**keys, "AWS_ACCESS_KEY_ID": "TERRACENOBODY"}, *flags)
+    assert "InvalidAccessKeyId" in line and "correct the access key" in line
     line = refuse(model_f16, {}, *flags)
     assert "no credentials" in line and "AWS_ACCESS_KEY_ID" in line
     line = refuse(model_f16, keys, "--s3-endpoint", "http://no-such-host.invalid", "--s3-bucket", "kv-cache")

@@ -151,6 +151,17 @@ TEST(Bucket, WhatServersRefuseIsNamed) {
   Found found = run("GET", 400, "AuthorizationHeaderMalformed", "<Region>eu-west-9</Region>");
   EXPECT_EQ(found.Trouble("s3.list"), "other_region") << found.text;
   EXPECT_NE(found.Remedy("s3.list").find("eu-west-9"), std::string::npos);
+  server.SetHook([](const S3FaultServer::Request& request, S3FaultServer::Answer& answer) {
+    const auto authorization = request.headers.find("authorization");
+    if (authorization != request.headers.end() && authorization->second.find("/eu-west-9/") == std::string::npos) {
+      answer = S3FaultServer::Error(400, "AuthorizationHeaderMalformed", "<Region>eu-west-9</Region>");
+    }
+  });
+  found = Judge(OptionsOf(server));
+  ASSERT_TRUE(found.by_id.contains("s3.delete")) << "it was followed there: " << found.text;
+  EXPECT_EQ(found.by_id.at("s3.region").severity, Severity::kNote);
+  EXPECT_EQ(found.Trouble("s3.region"), "other_region") << found.text;
+  EXPECT_NE(found.Remedy("s3.region").find("--s3-region eu-west-9"), std::string::npos);
   found = run("PUT", 403, "AccessDenied");
   EXPECT_EQ(found.by_id.at("s3.list").severity, Severity::kOk);
   EXPECT_EQ(found.Trouble("s3.write"), "denied");
