@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -15,7 +14,9 @@
 #include "s3/check.h"
 #include "tier/s3_frame.h"
 #include "tier/s3_index.h"
-#include "tier/s3_search.h"
+#include "tier/s3_listing.h"
+#include "tier/s3_names.h"
+#include "tier/s3_probes.h"
 
 namespace terrace {
 namespace {
@@ -23,17 +24,12 @@ namespace {
 using s3::Failure;
 using s3::ObjectInfo;
 using s3::Trouble;
-using std::chrono::milliseconds;
 
 constexpr const char* kTierName = "s3";
-constexpr const char* kSuffix = ".kvf";
-constexpr size_t kListPage = 1000;
 constexpr size_t kScanPageMax = 256;  // Each name costs a read of its header.
 constexpr std::chrono::seconds kScanTimeout{20};
 constexpr std::chrono::seconds kUploadsEvery{6 * 3600};
 constexpr int kSaveLooksMax = 3;  // Looks at what stands in a save's way.
-constexpr milliseconds kTtlListMin{1'000};
-constexpr int kListingsOfTtl = 8;
 
 LoadResult Miss(Reason reason) { return {.outcome = Outcome::kMiss, .reason = reason}; }
 SaveResult Declined(Reason reason) { return {.outcome = Outcome::kDeclined, .reason = reason}; }
@@ -59,13 +55,10 @@ class S3Tier final : public Tier {
  private:
   struct Loading;
   struct Saving;
-  struct Probing;
   using LoadingPtr = std::shared_ptr<Loading>;
   using SavingPtr = std::shared_ptr<Saving>;
-  using ProbingPtr = std::shared_ptr<Probing>;
 
-  std::string KeyName(const Digest& key) const;
-  std::optional<Digest> KeyOf(const std::string& name) const;
+  std::unique_ptr<S3Collector> MakeCollector();
 
   // An operation that Close waits for. Any thread. False: the tier is closing.
   bool Begin();
@@ -93,18 +86,7 @@ class S3Tier final : public Tier {
   void Collect(const Digest& key, const Erased& erased);
   void SetAside(const Digest& key, Reason reason);
 
-  void NextProbeRound(const ProbingPtr& probing);
-  void ProbeAnswered(const ProbingPtr& probing, size_t position, bool present);
-  void ProbeEnded(const ProbingPtr& probing, const std::optional<Error>& trouble);
-
-  void ListSoon();
-  void ListIfPressed();
-  void ListAll();
-  milliseconds ListAfter() const;
-  void ListPage(const std::string& token);
   void CollectUploads();
-  bool HasRoom(uint64_t bytes) const;
-  bool IsNearFull() const;
   // The header of an object, as far as it has one, to `done`.
   using Header = std::function<void(const Failure& failure, uint64_t total, std::span<const std::byte> header)>;
   void ReadHeader(const Digest& key, TimePoint deadline, Header done);
@@ -115,13 +97,12 @@ class S3Tier final : public Tier {
   const S3TierOptions options_;
   const S3TierDeps deps_;
   const TierInfo info_;
-  const std::string root_;  // "PREFIX/frames/".
+  const S3Names names_;
   Counter& load_failures_;
   Counter& save_failures_;
   S3Index index_;
 
-  std::atomic<bool> index_ready_{false};  // Relaxed, as all here: hints and counts.
-  std::atomic<uint64_t> quarantined_{0};
+  std::atomic<uint64_t> quarantined_{0};  // Relaxed, as all here: counts.
   std::atomic<size_t> loads_{0};
   std::atomic<size_t> saves_{0};
   std::atomic<uint64_t> abandoned_{0};
@@ -136,17 +117,9 @@ class S3Tier final : public Tier {
   // The store's thread alone.
   std::unordered_map<Digest, std::deque<Task>, DigestHash> locked_;  // What waits for the key.
   std::unordered_map<Digest, size_t, DigestHash> erasing_;           // Erases that have not ended.
-  std::unique_ptr<S3Collector> collector_;                           // Null: there are no bounds.
-  struct {
-    bool running = false;
-    bool again = false;   // Another one is wanted as soon as this one has ended.
-    uint64_t number = 0;  // Of the timer that begins the next one.
-    TimePoint begun;
-    int64_t bytes = 0;
-    int64_t changed_before = 0;
-  } listing_;
-  // What the last listing saw, and what we wrote less what we removed since it began.
-  int64_t listed_bytes_ = 0, changed_bytes_ = 0;
+  const std::unique_ptr<S3Collector> collector_;                     // Null: there are no bounds.
+  S3Listing listing_;                                                // Any thread may ask whether it is ready.
+  S3Probes probes_;
 };
 
 struct S3Tier::Loading {
@@ -174,29 +147,33 @@ struct S3Tier::Saving {
   int looks = 0;
 };
 
-struct S3Tier::Probing {
-  explicit Probing(std::vector<Digest> k) : keys(std::move(k)), search(keys.size()) {}
-  std::vector<Digest> keys;
-  S3Search search;
-  TimePoint deadline;
-  Probed done;
-  std::map<size_t, s3::ObjectStore::CallId> calls;  // By position.
-  uint64_t round = 0;
-  bool ended = false;
-};
-
 S3Tier::S3Tier(std::unique_ptr<s3::ObjectStore> store, const S3TierOptions& options, const S3TierDeps& deps)
     : store_(std::move(store)),
       options_(options),
       deps_(deps),
       info_(S3TierInfo(store_->parallel())),
-      root_(s3::WithPrefix(store_->endpoint(), "frames/")),
+      names_(store_->endpoint()),
       load_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
                                              {{"tier", kTierName}, {"operation", "load"}})),
       save_failures_(deps.metrics.GetCounter("terrace_tier_failures_total", "I/O that failed, by tier and operation.",
                                              {{"tier", kTierName}, {"operation", "save"}})),
-      index_({.positive_ttl = options.positive_ttl, .negative_ttl = options.negative_ttl}) {
-  if (!options_.bounds.any()) return;
+      index_({.positive_ttl = options.positive_ttl, .negative_ttl = options.negative_ttl}),
+      collector_(MakeCollector()),
+      listing_({.interval = options.list_interval, .pressed = options.list_pressed, .bounds = options.bounds},
+               {.store = *store_,
+                .clock = deps.clock,
+                .names = names_,
+                .index = index_,
+                .is_leaving = [this](const Digest& key) { return erasing_.contains(key); },
+                .collector = collector_.get()}),
+      probes_({.store = *store_,
+               .clock = deps.clock,
+               .names = names_,
+               .index = index_,
+               .is_leaving = [this](const Digest& key) { return erasing_.contains(key); }}) {}
+
+std::unique_ptr<S3Collector> S3Tier::MakeCollector() {
+  if (!options_.bounds.any()) return nullptr;
   S3Collector::Hooks hooks{
       .remove = [this](const Digest& key, const Erased& done) { Collect(key, done); },
       .parent_of =
@@ -208,8 +185,8 @@ S3Tier::S3Tier(std::unique_ptr<s3::ObjectStore> store, const S3TierOptions& opti
                          done(failure, frame != nullptr && frame->info.key == key ? frame->info.parent : key);
                        });
           },
-      .list = [this] { ListSoon(); }};
-  collector_ = std::make_unique<S3Collector>(
+      .list = [this] { listing_.Soon(); }};
+  return std::make_unique<S3Collector>(
       S3Collector::Options{.bounds = options_.bounds, .lease_life = options_.lease_life},
       s3::WithPrefix(store_->endpoint(), ""), *store_, deps_.clock, deps_.metrics, std::move(hooks));
 }
@@ -220,25 +197,11 @@ Result<void> S3Tier::Start() {
     return tl::unexpected(s3::CheckError(check, store_->endpoint()));
   }
   store_->executor().Post([this] {
-    ListAll();
+    listing_.Begin();
     CollectUploads();
     if (collector_) collector_->Begin();
   });
   return {};
-}
-
-// The first 12 bits once more: names of one directory stay few for gateways that keep objects as files.
-std::string S3Tier::KeyName(const Digest& key) const {
-  const std::string hex = key.Hex();
-  return root_ + hex.substr(0, 3) + "/" + hex + kSuffix;
-}
-
-std::optional<Digest> S3Tier::KeyOf(const std::string& name) const {
-  constexpr size_t kHex = 64;
-  if (!name.starts_with(root_) || name.size() != root_.size() + 4 + kHex + 4) return std::nullopt;
-  std::optional<Digest> key = Digest::FromHex(std::string_view(name).substr(root_.size() + 4, kHex));
-  if (key && KeyName(*key) != name) key.reset();
-  return key;
 }
 
 bool S3Tier::Begin() {
@@ -319,7 +282,7 @@ void S3Tier::ReadFrame(const LoadingPtr& loading, size_t parts) {
   loading->failure = {};
   for (size_t part = 0; part < loading->frame->parts(); ++part) {
     const S3Frame::Range& range = loading->frame->range(part);
-    s3::GetRequest request{.key = KeyName(loading->item.key), .deadline = loading->deadline};
+    s3::GetRequest request{.key = names_.Of(loading->item.key), .deadline = loading->deadline};
     if (loading->frame->parts() > 1) {
       request.begin = range.begin;
       request.end = range.end;
@@ -372,7 +335,7 @@ void S3Tier::FrameEnded(const LoadingPtr& loading) {
     load_failures_.Add();
     return SettleLoad(loading, {.outcome = Outcome::kFailed,
                                 .reason = Reason::kUnavailable,
-                                .error = s3::ToError(failure, "s3: get " + KeyName(key))});
+                                .error = s3::ToError(failure, "s3: get " + names_.Of(key))});
   }
   const Reason reason = loading->mixed ? Reason::kDamaged : loading->frame->Finish(loading->total);
   if (reason == Reason::kNone) {
@@ -509,14 +472,10 @@ void S3Tier::Inspect(const SavingPtr& saving) {
 void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   const SaveItem& item = saving->item;
   const uint64_t bytes = item.payload.size();
-  if (!HasRoom(FrameBytes(bytes))) {
-    collector_->Wanted(FrameBytes(bytes));
-    ListIfPressed();
-    return SettleSave(saving, Declined(Reason::kFull));
-  }
+  if (!listing_.HasRoom(FrameBytes(bytes))) return SettleSave(saving, Declined(Reason::kFull));
   saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, item.hashes.get());
   saving->padding.assign(PaddedBytes(bytes) - bytes, std::byte{0});
-  s3::PutRequest request{.key = KeyName(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
+  s3::PutRequest request{.key = names_.Of(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
   request.body = {saving->header, item.payload};
   if (!saving->padding.empty()) request.body.emplace_back(saving->padding);
   store_->Put(std::move(request), [this, saving](const Failure& failure, const ObjectInfo&) {
@@ -524,17 +483,10 @@ void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
     if (failure) return FailSave(saving, failure);
     const uint64_t written = FrameBytes(saving->item.payload.size());
     index_.Saw(saving->item.info.key, written, Now());
-    changed_bytes_ += static_cast<int64_t>(written);
     if (collector_) collector_->Saved(saving->item.info, written);
-    ListIfPressed();
+    listing_.Wrote(written);
     SettleSave(saving, {.outcome = Outcome::kHit});
   });
-}
-
-// As far as we know: what others wrote since the last listing is not in it.
-bool S3Tier::HasRoom(uint64_t bytes) const {
-  const auto max = static_cast<int64_t>(options_.bounds.bytes_max);
-  return max == 0 || listed_bytes_ + changed_bytes_ + static_cast<int64_t>(bytes) <= max;
 }
 
 void S3Tier::FailSave(const SavingPtr& saving, const Failure& failure) {
@@ -542,7 +494,7 @@ void S3Tier::FailSave(const SavingPtr& saving, const Failure& failure) {
   save_failures_.Add();
   SettleSave(saving, {.outcome = Outcome::kFailed,
                       .reason = failure.trouble == Trouble::kFull ? Reason::kFull : Reason::kUnavailable,
-                      .error = s3::ToError(failure, "s3: put " + KeyName(saving->item.info.key))});
+                      .error = s3::ToError(failure, "s3: put " + names_.Of(saving->item.info.key))});
 }
 
 void S3Tier::SettleSave(const SavingPtr& saving, SaveResult result) {
@@ -571,11 +523,11 @@ void S3Tier::Erase(std::span<const Digest> keys) {
 
 // With the key locked, counted in erasing_.
 void S3Tier::EraseOne(const Digest& key, const Erased& erased) {
-  store_->Delete(KeyName(key), TimePoint::max(), [this, key, erased](const Failure& failure, const ObjectInfo&) {
+  store_->Delete(names_.Of(key), TimePoint::max(), [this, key, erased](const Failure& failure, const ObjectInfo&) {
     index_.Forget(key);  // A save that was on its way.
-    if (!failure && collector_) changed_bytes_ -= static_cast<int64_t>(collector_->Erased(key));
+    if (!failure && collector_) listing_.Removed(collector_->Erased(key));
     if (failure && failure.trouble != Trouble::kCancelled) {
-      log::Warn("s3_erase_failed", {{"key", KeyName(key)}, {"why", failure.Describe()}});
+      log::Warn("s3_erase_failed", {{"key", names_.Of(key)}, {"why", failure.Describe()}});
     }
     if (--erasing_[key] == 0) erasing_.erase(key);
     if (erased) erased(failure);
@@ -599,148 +551,18 @@ void S3Tier::Collect(const Digest& key, const Erased& erased) {
 
 void S3Tier::Probe(std::vector<Digest> keys, TimePoint deadline, Probed done) {
   if (!Begin()) return done(Error{Code::kUnavailable, "s3: the tier is closed", 0});
-  auto probing = std::make_shared<Probing>(std::move(keys));
-  probing->deadline = deadline;
-  probing->done = std::move(done);
-  if (store_->executor().Post([this, probing] { NextProbeRound(probing); })) return;
-  probing->done(Error{Code::kUnavailable, "s3: the tier is closed", 0});
-  End();
-}
-
-void S3Tier::NextProbeRound(const ProbingPtr& probing) {
-  for (;;) {
-    const std::vector<size_t> positions = probing->search.Round();
-    if (positions.empty()) return ProbeEnded(probing, std::nullopt);
-    ++probing->round;
-    std::vector<size_t> to_ask;
-    bool over = false;
-    for (const size_t position : positions) {
-      const Digest& key = probing->keys[position];
-      const S3Index::Belief belief = index_.Of(key, Now());
-      if (erasing_.contains(key) || belief == S3Index::Belief::kAbsent) {
-        over = probing->search.Answer(position, false);
-        break;  // Those behind it do not matter.
-      }
-      if (belief == S3Index::Belief::kPresent) {
-        over = probing->search.Answer(position, true);
-      } else {
-        to_ask.push_back(position);
-      }
-    }
-    for (const size_t position : to_ask) {
-      probing->calls[position] = store_->Head(
-          KeyName(probing->keys[position]), probing->deadline,
-          [this, probing, position, round = probing->round](const Failure& failure, const ObjectInfo& info) {
-            const Digest& key = probing->keys[position];
-            if (!failure && info.bytes > 0) index_.Saw(key, info.bytes, Now());
-            if (failure.trouble == Trouble::kNotFound) index_.Missed(key, Now());
-            if (probing->ended || round != probing->round) return;
-            probing->calls.erase(position);
-            if (failure && failure.trouble != Trouble::kNotFound) {
-              return ProbeEnded(probing, s3::ToError(failure, "s3: head " + KeyName(key)));
-            }
-            ProbeAnswered(probing, position, !failure);
-          });
-    }
-    if (!over) return;  // An answer goes on, or there was none to wait for.
-  }
-}
-
-void S3Tier::ProbeAnswered(const ProbingPtr& probing, size_t position, bool present) {
-  if (!probing->search.Answer(position, present)) return;
-  ++probing->round;  // What is still on its way came too late.
-  for (const auto& [late, call] : std::exchange(probing->calls, {})) store_->Cancel(call);
-  NextProbeRound(probing);
-}
-
-void S3Tier::ProbeEnded(const ProbingPtr& probing, const std::optional<Error>& trouble) {
-  probing->ended = true;
-  for (const auto& [late, call] : std::exchange(probing->calls, {})) store_->Cancel(call);
-  const TimePoint now = Now();
-  for (size_t i = 0; i < probing->search.known(); ++i) {
-    if (!erasing_.contains(probing->keys[i])) index_.Propose(probing->keys[i], now);
-  }
-  probing->done(trouble);
-  End();
-}
-
-void S3Tier::ListSoon() {
-  if (listing_.running) {
-    listing_.again = true;
-  } else {
-    ListAll();
-  }
-}
-
-void S3Tier::ListAll() {
-  if (options_.list_interval.count() == 0) {
-    index_ready_.store(true, std::memory_order_relaxed);
+  const Probed ended = [this, done = std::move(done)](const std::optional<Error>& trouble) {
+    done(trouble);
+    End();
+  };
+  auto asked = std::make_shared<std::vector<Digest>>(std::move(keys));
+  if (store_->executor().Post([this, asked, deadline, ended] { probes_.Begin(std::move(*asked), deadline, ended); }))
     return;
-  }
-  listing_ = {.running = true, .number = listing_.number + 1, .begun = Now(), .changed_before = changed_bytes_};
-  if (collector_) collector_->BeginListing();
-  ListPage("");
-}
-
-bool S3Tier::IsNearFull() const {
-  return collector_ &&
-         collector_->near_full(static_cast<uint64_t>(std::max<int64_t>(listed_bytes_ + changed_bytes_, 0)));
-}
-
-// A bucket that had room at the last listing may be full long before the next one is due.
-void S3Tier::ListIfPressed() {
-  if (!listing_.running && Now() - listing_.begun >= options_.list_pressed && IsNearFull()) ListAll();
-}
-
-milliseconds S3Tier::ListAfter() const {
-  if (!collector_) return options_.list_interval;
-  if (listing_.again) return milliseconds(0);
-  milliseconds after = options_.list_interval;
-  if (IsNearFull()) after = std::min(after, options_.list_pressed);
-  const milliseconds ttl = options_.bounds.ttl;
-  if (ttl.count() > 0 && collector_->holds_lease()) {
-    after = std::min(after, std::max(ttl / kListingsOfTtl, kTtlListMin));
-  }
-  return after;
-}
-
-void S3Tier::ListPage(const std::string& token) {
-  store_->List({.prefix = root_, .token = token, .limit = kListPage}, [this](const Failure& failure,
-                                                                             const s3::ListPage& page) {
-    for (const auto& object : page.objects) {
-      const std::optional<Digest> key = KeyOf(object.key);
-      if (!key || erasing_.contains(*key)) continue;
-      if (object.bytes > 0) index_.Saw(*key, object.bytes, Now());
-      listing_.bytes += static_cast<int64_t>(object.bytes);
-      if (collector_) collector_->Listed(*key, object.bytes, object.modified);
-    }
-    if (!failure && !page.next.empty()) return ListPage(page.next);
-    if (failure.trouble == Trouble::kCancelled) return;
-    listing_.running = false;
-    if (failure) {
-      log::Warn("s3_list_failed", {{"why", failure.Describe()}});
-    } else {
-      index_.ForgetOlder(listing_.begun);
-      listed_bytes_ = listing_.bytes;
-      changed_bytes_ -= listing_.changed_before;
-      if (collector_) collector_->EndListing(page.now);
-      if (!index_ready_.load(std::memory_order_relaxed)) {
-        const auto took = std::chrono::duration_cast<milliseconds>(Now() - listing_.begun);
-        log::Info(
-            "tier_index_ready",
-            {{"tier", kTierName}, {"frames", index_.frames()}, {"bytes", index_.bytes()}, {"took_ms", took.count()}});
-      }
-    }
-    // Without a list, probes find what there is.
-    index_ready_.store(true, std::memory_order_relaxed);
-    store_->executor().PostAfter(ListAfter(), [this, number = listing_.number] {
-      if (number == listing_.number) ListAll();  // Else somebody wanted one meanwhile.
-    });
-  });
+  ended(Error{Code::kUnavailable, "s3: the tier is closed", 0});
 }
 
 void S3Tier::CollectUploads() {
-  store_->AbortOldUploads(root_, options_.upload_age, [](const Failure& failure, size_t aborted) {
+  store_->AbortOldUploads(names_.root(), options_.upload_age, [](const Failure& failure, size_t aborted) {
     if (!failure && aborted > 0) log::Info("s3_uploads_aborted", {{"count", aborted}});
   });
   store_->executor().PostAfter(kUploadsEvery, [this] { CollectUploads(); });
@@ -748,7 +570,7 @@ void S3Tier::CollectUploads() {
 
 void S3Tier::ReadHeader(const Digest& key, TimePoint deadline, Header done) {
   auto header = std::make_shared<std::vector<std::byte>>();
-  s3::GetRequest request{.key = KeyName(key), .begin = 0, .end = kFrameHeaderBytes, .deadline = deadline};
+  s3::GetRequest request{.key = names_.Of(key), .begin = 0, .end = kFrameHeaderBytes, .deadline = deadline};
   request.sink = [header](const ObjectInfo&, uint64_t offset, std::span<const std::byte> piece) {
     header->resize(offset);
     header->insert(header->end(), piece.begin(), piece.end());
@@ -762,7 +584,8 @@ void S3Tier::ReadHeader(const Digest& key, TimePoint deadline, Header done) {
 
 // ---- For people
 
-// A bucket is never full; whether it may be written is what the check at the start asks.
+// Whether it may be written is what the check at the start asks. A save beyond the bounds is declined, which is no
+// failure: nobody waits for its end here.
 Result<void> S3Tier::ProbeSave(uint64_t) {
   if (!Begin()) return Fail(Code::kUnavailable, "s3: the tier is closed");
   const s3::CheckResult check = s3::CheckBucket(*store_, Now() + options_.check_timeout);
@@ -790,18 +613,19 @@ Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
       if (info) page.frames.push_back(*info);
     }
     Result<ScanPage> result = std::move(page);
-    if (state->failure) result = tl::unexpected(s3::ToError(state->failure, "s3: list " + root_));
+    if (state->failure) result = tl::unexpected(s3::ToError(state->failure, "s3: list " + names_.root()));
     state->end.Give(std::move(result));
     End();
   };
   const bool posted = store_->executor().Post([this, state, one_less, deadline, cursor, limit] {
-    s3::ObjectStore::ListRequest request{.prefix = root_, .limit = std::min(limit, kScanPageMax), .deadline = deadline};
-    if (!cursor.empty()) request.start_after = KeyName(*Digest::FromHex(cursor));
+    s3::ObjectStore::ListRequest request{
+        .prefix = names_.root(), .limit = std::min(limit, kScanPageMax), .deadline = deadline};
+    if (!cursor.empty()) request.start_after = names_.Of(*Digest::FromHex(cursor));
     store_->List(request, [this, state, one_less, deadline](const Failure& failure, const s3::ListPage& page) {
       state->failure = failure;
       state->found.resize(page.objects.size());
       for (size_t i = 0; i < page.objects.size(); ++i) {
-        const std::optional<Digest> key = KeyOf(page.objects[i].key);
+        const std::optional<Digest> key = names_.KeyOf(page.objects[i].key);
         if (!key) continue;
         if (!page.next.empty()) state->next = key->Hex();
         ++state->left;
@@ -827,7 +651,7 @@ TierStats S3Tier::stats() const {
   stats.bytes = index_.bytes();
   stats.bytes_max = options_.bounds.bytes_max;
   stats.quarantined = quarantined_.load(std::memory_order_relaxed);
-  stats.index_ready = index_ready_.load(std::memory_order_relaxed);
+  stats.index_ready = listing_.ready();
   return stats;
 }
 
