@@ -351,6 +351,34 @@ Bandwidth CheckS3(const s3::ClientOptions& options, const Measure& measure, cons
   return Check(options, measure, stop, report).Run();
 }
 
+Result<WrittenFrames> FramesWrittenSince(const s3::ClientOptions& options, int64_t since, size_t names_max) {
+  const SystemClock clock;
+  Metrics metrics;
+  const auto store = s3::OpenClient(options, clock, metrics);
+  const std::string prefix = s3::WithPrefix(options.endpoint, "frames/");
+  WrittenFrames written;
+  std::string token;
+  for (size_t names = 0; names == 0 || (!token.empty() && names < names_max);) {
+    std::promise<std::pair<Failure, s3::ListPage>> end;
+    store->executor().Post([&] {
+      store->List({.prefix = prefix,
+                   .token = token,
+                   .limit = std::min<size_t>(names_max, 1000),
+                   .deadline = clock.Now() + kCallMax},
+                  [&end](const Failure& failure, const s3::ListPage& page) { end.set_value({failure, page}); });
+    });
+    const auto [failure, page] = end.get_future().get();
+    if (failure) return tl::unexpected(s3::ToError(failure, options.endpoint.Describe() + ": list"));
+    written.frames += static_cast<uint64_t>(
+        std::ranges::count_if(page.objects, [since](const auto& object) { return object.modified >= since; }));
+    written.now = page.now;
+    names += std::max<size_t>(page.objects.size(), 1);
+    token = page.next;
+  }
+  written.complete = token.empty();
+  return written;
+}
+
 std::optional<int64_t> ParseHttpDate(const std::string& text) {
   std::tm time{};
   const char* end = strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &time);

@@ -220,6 +220,7 @@ void CheckAll(const settings::Loaded& loaded, Asked& asked, Report& report) {
     }
     if (tiers.s3 && !stop) asked.payoff.tiers.emplace_back("s3", CheckS3(*tiers.s3, asked.measure, stop, report));
     if ((!asked.sharing.instances.empty() || !asked.sharing.router.empty()) && !stop) {
+      asked.sharing.bucket = tiers.s3 ? &*tiers.s3 : nullptr;
       const doctor::SharingResult shared = CheckSharing(asked.sharing, stop, report);
       if (asked.payoff.prefill_tokens_per_s == 0) asked.payoff.prefill_tokens_per_s = shared.prefill_tokens_per_s;
     }

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "doctor/bucket.h"
 #include "io/http_client.h"
 
 namespace terrace::doctor {
@@ -25,6 +26,7 @@ constexpr uint32_t kAnswerTokens = 16;
 constexpr std::chrono::milliseconds kPause{100};  // Between two looks.
 constexpr std::chrono::seconds kUnseenWait{5};    // For a server that does not tell what is saved.
 constexpr int kRouterTurns = 2;                   // Requests through the router for each instance.
+constexpr size_t kNamesMax = 100'000;             // Of a bucket: 100 calls.
 constexpr uint32_t kContextDefault = 2048;        // Of a server that does not say.
 
 // Words of one token in most vocabularies.
@@ -73,12 +75,16 @@ class Check {
     const std::string& first = check_.instances.empty() ? check_.router : check_.instances.front();
     prompt_ = MakePrompt();
     const auto folders = FrameFolders();
+    if (check_.bucket) {
+      if (const auto look = FramesWrittenSince(*check_.bucket, 0, 1)) bucket_begun_ = look->now;
+    }
     report_.Doing("a prompt of about " + std::to_string(tokens_) + " tokens that nobody knows, to " + first);
     cold_ = Ask(first, "cold");
     if (!cold_) return result_;
     Cold(first);
     if (!WaitUntilSaved(first)) return result_;
     TellFrames(folders);
+    if (bucket_begun_ != 0) TellObjects();
     for (size_t i = 0; i < check_.instances.size() && !stop_; ++i) {
       const std::string& url = check_.instances[i];
       report_.Doing("the same to " + url);
@@ -310,6 +316,26 @@ class Check {
     }
   }
 
+  void TellObjects() {
+    const std::string where = check_.bucket->endpoint.Describe();
+    const auto written = FramesWrittenSince(*check_.bucket, bucket_begun_, kNamesMax);
+    if (!written) {
+      Add("objects", Severity::kProblem, written.error().what, "look at its server: a moment ago it could be listed");
+      return;
+    }
+    Figures figures = {{"objects", static_cast<double>(written->frames)}};
+    if (written->frames > 0) {
+      Add("objects", Severity::kOk, std::to_string(written->frames) + " frames appeared in " + where, "",
+          std::move(figures));
+    } else if (!written->complete) {
+      Add("objects", Severity::kOk, "no new frame among the first " + std::to_string(kNamesMax) + " in " + where, "",
+          std::move(figures));
+    } else {
+      Add("objects", Severity::kNote, "no frame was seen to appear in " + where,
+          "do the instances have the same bucket and --s3-prefix?", std::move(figures));
+    }
+  }
+
   void Judge(const std::string& id, const std::string& who, const std::string& url, const Answer& answer) {
     Figures figures = {{"cached_tokens", static_cast<double>(answer.cached_tokens)},
                        {"prompt_tokens", static_cast<double>(answer.prompt_tokens)},
@@ -372,7 +398,8 @@ class Check {
   uint32_t tokens_ = 0;
   std::string prompt_;
   std::optional<Answer> cold_;
-  uint64_t expected_ = 0;  // Tokens that all must find; 0: not known.
+  uint64_t expected_ = 0;     // Tokens that all must find; 0: not known.
+  int64_t bucket_begun_ = 0;  // By its server's clock; 0: there is none, or it does not say.
   SharingResult result_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "doctor/report.h"
+#include "s3/client.h"
 
 namespace terrace::doctor {
 
@@ -17,10 +18,11 @@ struct SharingCheck {
   std::vector<std::string> instances;  // "http://host:port", without /v1.
   std::string router;                  // The same; "": none.
   std::string api_key;
-  std::string ca_file;            // For https; "": the system's.
-  std::string shared_directory;   // To see frames appear; "": not looked at.
-  uint32_t prompt_tokens = 1024;  // About.
-  uint64_t seed = 0;              // Of the prompt; 0: a random one.
+  std::string ca_file;                        // For https; "": the system's.
+  std::string shared_directory;               // To see frames appear; "": not looked at.
+  const s3::ClientOptions* bucket = nullptr;  // The same.
+  uint32_t prompt_tokens = 1024;              // About.
+  uint64_t seed = 0;                          // Of the prompt; 0: a random one.
   std::chrono::seconds answer_max{300};
   std::chrono::seconds saved_max{60};  // For the first instance to have saved, ...
   std::chrono::seconds seen_max{10};   // ... and then for the others to see it.

@@ -223,6 +223,8 @@ def test_the_guides_sample_shares_between_two_instances_behind_the_router(stack:
     findings = {finding["id"]: finding for finding in json.loads(doctor.stdout)["findings"]}
     assert findings["sharing.instance_2"]["severity"] == "ok"
     assert sample.tier in findings["sharing.instance_2"]["measured"]["cached_by_tier"]
+    appeared = findings["sharing.objects" if sample.tier == "s3" else "sharing.frames"]
+    assert appeared["severity"] == "ok" and " appeared in " in appeared["what"]
 
     logs = [server.log.read_text() for server in (a, b)]
     for log in logs:

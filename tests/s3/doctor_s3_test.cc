@@ -179,6 +179,23 @@ TEST(Bucket, OfAnotherReleaseIsNotWrittenTo) {
   EXPECT_EQ(server.Count("PUT"), 0u);
 }
 
+TEST(Bucket, FramesThatAppearedAreCounted) {
+  S3FaultServer server;
+  const s3::ClientOptions options = OptionsOf(server);
+  for (int i = 0; i < 3; ++i) server.PutObject("kv/frames/000/" + std::to_string(i), "old");
+  server.Advance(std::chrono::hours(1));
+  const int64_t now = FramesWrittenSince(options, 0, 1)->now;
+  for (int i = 3; i < 5; ++i) server.PutObject("kv/frames/000/" + std::to_string(i), "new");
+  server.PutObject("kv/uses/x", "no frame");
+  const auto fresh = FramesWrittenSince(options, now, 1000);
+  ASSERT_TRUE(fresh) << fresh.error().what;
+  EXPECT_EQ(fresh->frames, 2u);
+  EXPECT_TRUE(fresh->complete);
+  const auto all = FramesWrittenSince(options, 0, 2);
+  EXPECT_EQ(all->frames, 2u) << "one page";
+  EXPECT_FALSE(all->complete);
+}
+
 TEST(Bucket, DatesOfServersAreRead) {
   EXPECT_EQ(ParseHttpDate("Sun, 06 Nov 1994 08:49:37 GMT"), 784111777);
   EXPECT_FALSE(ParseHttpDate(""));
