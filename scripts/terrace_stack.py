@@ -237,7 +237,7 @@ class Server:
         self.name, self.port, self.log = name, port, log
         self.url = f"http://{HOST}:{port}"
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        command = [*within, self.program(), *arguments, "--host", HOST, "--port", str(port)]
+        command = [*within, self.program(), *arguments, *self.listening()]
         with open(log, "ab") as out:
             # A session of its own: Ctrl-C in the terminal reaches us, and we stop the programs in order.
             self.process = subprocess.Popen(
@@ -252,6 +252,9 @@ class Server:
 
     def program(self) -> Path:
         return terrace_binary()
+
+    def listening(self) -> list[str]:
+        return ["--host", HOST, "--port", str(self.port)]
 
     def tail(self, lines: int = 15) -> str:
         return "\n".join(

@@ -5,7 +5,7 @@ the wheel unpacked in build/vllm-site (make wheel-site).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from terrace_stack import ROOT, Answer, Server, StackError, from_setup
@@ -24,6 +24,7 @@ def vllm_environment(share: Path) -> dict[str, str]:
         raise StackError(f"{SITE} is not there: run make wheel-site")
     return {
         "PYTHONPATH": str(SITE),
+        "PYTHONDONTWRITEBYTECODE": "",  # Compiled anew in each process, vLLM's modules take 10 s.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,19 +37,33 @@ def vllm_environment(share: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Counts:
-    """vLLM's own counters, so far."""
+    """What came from where, so far. `local` and `external` are vLLM's own counters, in tokens; it counts `external` of
+    loads that fail, too. `loaded` and `failed` are ours: chunks that arrived, and loads that did not."""
 
-    local: int
-    external: int
+    local: int = 0
+    external: int = 0
+    loaded: int = 0
+    failed: int = 0
 
     def __sub__(self, before: Counts) -> Counts:
-        return Counts(self.local - before.local, self.external - before.external)
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class VllmServer(Server):
     """`vllm serve`, float32 (bfloat16 is slower on CPUs that lack it), nothing compiled."""
 
-    def __init__(self, name: str, port: int, model: Path, served: str, log: Path, share: Path, **env: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        model: Path,
+        served: str,
+        log: Path,
+        share: Path,
+        flags: tuple[str, ...] = (),
+        transfer: str = TRANSFER,
+        **env: str,
+    ) -> None:
         arguments: list[str | Path] = [
             "serve",
             model,
@@ -60,7 +75,8 @@ class VllmServer(Server):
             "2048",
             "--enforce-eager",
             "--kv-transfer-config",
-            TRANSFER,
+            transfer,
+            *flags,
         ]
         super().__init__(name, port, arguments, log, os.environ.get("VLLM_API_KEY"), vllm_environment(share) | env)
 
@@ -73,16 +89,19 @@ class VllmServer(Server):
 
     def counts(self) -> Counts:
         return Counts(
-            int(self.metric("vllm:prefix_cache_hits_total")), int(self.metric("vllm:external_prefix_cache_hits_total"))
+            int(self.metric("vllm:prefix_cache_hits_total")),
+            int(self.metric("vllm:external_prefix_cache_hits_total")),
+            int(self.metric("vllm:terrace_chunks_total", outcome="hit")),
+            int(self.metric("vllm:terrace_chunks_total", outcome="failed")),
         )
 
     def answered(self) -> int:
         return int(self.metric("vllm:request_success_total"))
 
-    def frames(self, model: str) -> int:
-        """Chunks on the shared tier that this server knows of. A step makes it tell, so a short question is asked."""
+    def frames(self, model: str, tier: str = "shared_fs") -> int:
+        """Chunks on a tier that this server knows of. A step makes it tell, so a short question is asked."""
         self.complete({"model": model, "prompt": "Hi", "max_tokens": 1}, "/v1/completions")
-        return int(self.metric("vllm:terrace_frames", tier="shared_fs"))
+        return int(self.metric("vllm:terrace_frames", tier=tier))
 
     def ask(self, body: dict, path: str = "/v1/chat/completions", timeout_s: float = 1800) -> tuple[Answer, Counts]:
         """With streaming; and what it found. Nobody else asks meanwhile."""

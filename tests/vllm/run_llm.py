@@ -4,9 +4,10 @@ from stdin, prints what came out as the last line.
     {"engines": [{"model": "...", "options": {...}, "environment": {...}, "steps": [{"prompts": [...], "max_tokens": 8,
       "salt": null, "forget": false, "adapter": ["name", 1, "/folder"], "flip": "/a/file", "trace": "/a/log"}]}]}
 
-`forget` empties vLLM's own prefix cache before the step; `flip` changes a bit of a file; `trace` writes what the
-scheduler's thread asks of the kernel. A step answers with the texts, the seconds it took, how many tokens of its
-prompts came from outside (vLLM's own counter), and how long each call of the connector by the scheduler took.
+A prompt is a text or a list of tokens. `forget` empties vLLM's own prefix cache before the step; `flip` changes a bit
+of a file; `trace` writes what the scheduler's thread asks of the kernel. A step answers with the texts, the seconds it
+took, how many tokens of its prompts came from outside (vLLM's own counter), and how long each call of the connector by
+the scheduler took.
 """
 
 import gc
@@ -54,10 +55,12 @@ def run(plan: dict) -> list[dict]:
             **plan.get("options", {}),
         },
     )
-    from terrace_kv.vllm.connector import Instance  # After vLLM has begun, as with every user.
+    transfer = llm.llm_engine.vllm_config.kv_transfer_config
+    if transfer.kv_connector == "TerraceConnector":
+        from terrace_kv.vllm.connector import Instance  # After vLLM has begun, as with every user.
 
-    instance = Instance.of(llm.llm_engine.vllm_config.kv_transfer_config.engine_id)
-    assert instance.spaces is None or instance.spaces.wait(300), "the weights' digest"
+        spaces = Instance.of(transfer.engine_id).spaces
+        assert spaces is None or spaces.wait(300), "the weights' digest"
     seconds = watch(llm.llm_engine.engine_core.engine_core.scheduler.connector)
     answers = []
     for step in plan["steps"]:
@@ -68,7 +71,10 @@ def run(plan: dict) -> list[dict]:
         adapter = LoRARequest(*step["adapter"]) if step.get("adapter") else None
         before, begun = counters(llm), time.monotonic()
         seconds.clear()
-        prompts = [{"prompt": text, "cache_salt": step.get("salt")} for text in step["prompts"]]
+        prompts = [
+            {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": step.get("salt")}
+            for prompt in step["prompts"]
+        ]
         sampling = SamplingParams(temperature=0, max_tokens=step.get("max_tokens", 8), ignore_eos=True)
         with traced(Path(step["trace"])) if step.get("trace") else nullcontext():
             outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapter)

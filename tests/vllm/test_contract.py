@@ -3,7 +3,11 @@
 import inspect
 
 import pytest
-from terrace_kv.vllm import engine
+
+try:
+    from terrace_kv.vllm import engine
+except ImportError as error:
+    pytest.fail(str(error), pytrace=False)
 
 
 def parameters(function: object) -> list[str]:
@@ -38,6 +42,17 @@ def test_the_version_is_one_that_was_tried() -> None:
 def test_a_method_takes_what_we_give(owner: str, method: str, wanted: list[str]) -> None:
     found = parameters(getattr(getattr(engine, owner), method))
     assert found == wanted, f"vLLM's {owner}.{method} takes {found} now, and Terrace was written for {wanted}"
+
+
+def test_the_dma_of_devices_takes_what_we_give() -> None:
+    from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler as Handler
+
+    found = parameters(Handler.__init__)
+    wanted = ["self", "gpu_tensors", "cpu_tensors", "blocks_per_chunk", "layer_refs_per_group", "gpu_to_cpu"]
+    wanted += ["canonical_layout", "host_memory_is_pinned"]
+    assert found == wanted, f"vLLM's DMA handler takes {found} now, and Terrace was written for {wanted}"
+    found = parameters(Handler.transfer_async)
+    assert found == ["self", "job_id", "src_spec", "dst_spec"], f"vLLM's transfer_async takes {found} now"
 
 
 def test_nothing_is_abstract_that_we_leave_out() -> None:

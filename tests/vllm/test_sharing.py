@@ -89,7 +89,7 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
     """The first process: computes, meets its own RAM, and what must not be shared."""
     share = str(runner.share())
     changed = str(adapter / "adapter_model.safetensors")
-    plain, other, lora, window = runner.run(
+    plain, other, lora, window, ranks = runner.run(
         {
             "options": OPTIONS,
             "steps": [
@@ -112,9 +112,22 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
             ],
         },
         {"model": str(windowed), "options": OPTIONS, "steps": [step()]},
+        {
+            "model": str(windowed),
+            "options": {**OPTIONS, "tensor_parallel_size": 2},
+            "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+            "steps": [step(), step(forget=True)],
+        },
         TERRACE_SHARED=share,
     )
-    return {"share": share, "plain": plain, "flipped": other, "adapter": lora, "windowed": window}
+    return {
+        "share": share,
+        "plain": plain,
+        "flipped": other,
+        "adapter": lora,
+        "windowed": window,
+        "ranks": ranks,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +196,14 @@ def test_a_model_with_windows_and_full_attention_finds_what_another_process_left
     for answer in (warm, again):
         assert answer["external"] == whole(cold["prompt_tokens"][0])
         assert answer["texts"] == cold["texts"]
+
+
+def test_ranks_keep_their_parts_and_share_with_no_other_number_of_ranks(first: dict) -> None:
+    cold, again = first["ranks"]
+    assert cold["external"] == 0
+    assert again["external"] == whole(cold["prompt_tokens"][0])
+    assert loaded(again) > 0 and not [name for name in again["counters"] if "failed" in name]
+    assert again["texts"] == cold["texts"]
 
 
 def test_calls_on_the_schedulers_thread_do_no_input_or_output_and_wait_for_nothing(second: dict) -> None:
