@@ -10,7 +10,7 @@ ENV = set -a; eval "$$(scripts/setup env)"; set +a
 RUFF = "$$VENV_DIR/bin/ruff"
 CXX_FILES = $$(git ls-files --cached --others --exclude-standard '*.cc' '*.h')
 
-.PHONY: help setup setup-test build demo up test test-vllm wheel wheel-site bench format lint install clean
+.PHONY: help setup setup-test build demo up test test-all test-vllm wheel wheel-site bench format lint install clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +31,11 @@ demo: build $(if $(filter vllm,$(ENGINE)),wheel-site)  ## Two instances share a 
 up: build  ## The same stack, left running until Ctrl-C
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/demo --up
 
-test: setup-test  ## Everything: lint, unit, contract, fuzz, sanitizers, end to end
+test: setup-test  ## Lint, unit, contract, fuzz, sanitizers, end to end
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test
+
+test-all: setup-test  ## And with real vLLM: what CI runs
+	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test all
 
 # Compiled as build/release is, so that ccache knows the objects already.
 wheel: setup  ## dist/terrace_kv-*.whl: connector for vLLM, Python client, the program
@@ -51,7 +54,7 @@ wheel-site: wheel
 test-vllm: setup-test  ## The wheel in an empty environment, then with real vLLM on the CPU (6 GB the first time)
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test vllm
 
-bench: build  ## WHAT=store|s3|engine: measured beside the physical limit and LMCache, into out/bench-WHAT.json
+bench: build $(if $(filter vllm,$(WHAT)),wheel-site)  ## WHAT=store|s3|engine|vllm: measured beside the physical limit and LMCache, into out/bench-WHAT.json
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/bench $(WHAT)
 
 format: setup-test  ## Formats C++ and Python in place
