@@ -56,6 +56,11 @@ std::vector<config::Option> Options() {
        .type = Type::kBool,
        .default_value = "false",
        .help = "sign what is written, too: costs half a second of a core a GB"},
+      {.name = "s3-single-put-max",
+       .type = Type::kBytes,
+       .default_value = "128MiB",
+       .help = "larger objects are written in parts",
+       .metavar = "BYTES"},
       {.name = "s3-connections",
        .type = Type::kInt,
        .default_value = "32",
@@ -73,7 +78,7 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
     return std::string();
   };
   const std::string& given = values.Text("s3-endpoint");
-  if (values.Text("s3-bucket").empty() && !Lower(given).starts_with("s3://")) {
+  if (values.Text("s3-bucket").empty() && !Lower(Trimmed(given)).starts_with("s3://")) {
     for (const config::Option& option : Options()) {
       if (!values.IsGiven(option.name)) continue;
       return Fail(Code::kInvalid, values.Place(option.name) + " is for a bucket, and none is named: add --s3-bucket");
@@ -87,8 +92,11 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   options.credentials.fixed = {.access_key_id = std::string(Trimmed(values.Text("s3-access-key-id"))),
                                .secret_access_key = values.Text("s3-secret-access-key"),
                                .session_token = values.Text("s3-session-token")};
-  if (options.credentials.fixed.access_key_id.empty() != options.credentials.fixed.secret_access_key.empty()) {
-    return Fail(Code::kInvalid, "--s3-access-key-id and --s3-secret-access-key come together");
+  for (const auto& [one, other] :
+       {std::pair("s3-access-key-id", "s3-secret-access-key"), std::pair("s3-secret-access-key", "s3-access-key-id"),
+        std::pair("s3-session-token", "s3-secret-access-key")}) {
+    if (values.Text(one).empty() || !Trimmed(values.Text(other)).empty()) continue;
+    return Fail(Code::kInvalid, values.Place(one) + " is given without --" + other + ": give both, or neither");
   }
   options.region = first({values.Text("s3-region"), ConfiguredRegion(options.credentials), "us-east-1"});
   options.credentials.region = options.region;
@@ -96,11 +104,13 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   if (!std::all_of(options.region.begin(), options.region.end(),
                    [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; })) {
     return Fail(Code::kInvalid,
-                values.Place("s3-region") + ": the region has more than letters, digits and hyphens in it: correct it");
+                (values.IsGiven("s3-region") ? values.Place("s3-region") : "AWS_REGION, or the profile") +
+                    ": the region has more than letters, digits and hyphens in it: correct it");
   }
   options.http.ca_file = first({values.Text("s3-ca-file"), env("AWS_CA_BUNDLE")});
   options.http.http2 = values.Bool("s3-http2");
   options.sign_payload = values.Bool("s3-sign-payload");
+  options.single_put_bytes_max = values.Bytes("s3-single-put-max");
   const int64_t connections = values.Int("s3-connections");
   if (connections < 1 || connections > 4096) {
     return Fail(Code::kInvalid,
@@ -119,7 +129,10 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
                      .addressing = addressing == "path"      ? Addressing::kPath
                                    : addressing == "virtual" ? Addressing::kVirtual
                                                              : Addressing::kAuto});
-  if (!endpoint) return Fail(endpoint.error(), values.Place("s3-endpoint"));
+  if (!endpoint) {
+    const char* variable = env("AWS_ENDPOINT_URL_S3").empty() ? "AWS_ENDPOINT_URL" : "AWS_ENDPOINT_URL_S3";
+    return Fail(endpoint.error(), given.empty() && !env(variable).empty() ? variable : values.Place("s3-endpoint"));
+  }
   options.endpoint = *std::move(endpoint);
   return options;
 }

@@ -36,7 +36,8 @@ TEST(S3Options, NoBucketNoTier) {
 TEST(S3Options, WhatIsSaidOfABucketThatNobodyNamesIsAMistake) {
   for (const config::Option& option : Options()) {
     if (option.name == "s3-bucket") continue;
-    const std::string value = option.type == config::Type::kInt ? "3" : option.choices.empty() ? "true" : "path";
+    const bool is_number = option.type == config::Type::kInt || option.type == config::Type::kBytes;
+    const std::string value = is_number ? "3" : option.choices.empty() ? "true" : "path";
     const auto read = Read({"--" + option.name + "=" + value});
     ASSERT_FALSE(read) << option.name;
     EXPECT_EQ(read.error().what, "--" + option.name + " is for a bucket, and none is named: add --s3-bucket");
@@ -44,7 +45,7 @@ TEST(S3Options, WhatIsSaidOfABucketThatNobodyNamesIsAMistake) {
   const auto read = Read({}, {{"TERRACE_S3_PREFIX", "p"}});
   ASSERT_FALSE(read);
   EXPECT_TRUE(read.error().what.starts_with("TERRACE_S3_PREFIX is for a bucket")) << read.error().what;
-  EXPECT_TRUE(Read({"--s3-endpoint", "S3://b.s3.example:9000", "--s3-prefix", "p"}));
+  EXPECT_TRUE(Read({"--s3-endpoint", " S3://b.s3.example:9000", "--s3-prefix", "p"}));
 }
 
 TEST(S3Options, WhatIsGivenWinsOverTheEnvironment) {
@@ -53,17 +54,20 @@ TEST(S3Options, WhatIsGivenWinsOverTheEnvironment) {
                              {"AWS_REGION", "eu-west-1"},
                              {"AWS_DEFAULT_REGION", "eu-west-2"},
                              {"AWS_CA_BUNDLE", "/ca"}};
-  const ClientOptions given = **Read(
-      {"--s3-bucket", "b", "--s3-endpoint", "http://h:2", "--s3-region", "r", "--s3-ca-file", "/mine", "--s3-prefix",
-       "p", "--s3-connections", "7", "--s3-http2=off", "--s3-sign-payload", "--s3-addressing", "virtual"},
-      environment);
+  const ClientOptions given =
+      **Read({"--s3-bucket", "b", "--s3-endpoint", "http://h:2", "--s3-region", "r", "--s3-ca-file", "/mine",
+              "--s3-prefix", "p", "--s3-connections", "7", "--s3-single-put-max=8MiB", "--s3-http2=off",
+              "--s3-sign-payload", "--s3-addressing", "virtual"},
+             environment);
   EXPECT_EQ(given.endpoint, (Endpoint{"http", "h", 2, "b", "p", Style::kVirtual}));
   EXPECT_EQ(given.region, "r");
   EXPECT_EQ(given.http.ca_file, "/mine");
   EXPECT_EQ(given.parallel_max, 7u);
+  EXPECT_EQ(given.single_put_bytes_max, 8u << 20);
   EXPECT_FALSE(given.http.http2);
   EXPECT_TRUE(given.sign_payload);
   const ClientOptions taken = **Read({"--s3-bucket", "b"}, environment);
+  EXPECT_EQ(taken.single_put_bytes_max, ClientOptions().single_put_bytes_max);
   EXPECT_EQ(taken.endpoint.host, "e");
   EXPECT_EQ(taken.region, "eu-west-1");
   EXPECT_EQ(taken.http.ca_file, "/ca");
@@ -85,6 +89,13 @@ TEST(S3Options, BlanksAroundWhatTheEnvironmentSaysDoNotCount) {
   EXPECT_EQ(options.credentials.fixed.secret_access_key, "SK");
 }
 
+TEST(S3Options, WhatIsWrongInTheEnvironmentIsNamedThere) {
+  const auto what = [](const Texts& environment) { return Read({"--s3-bucket", "b"}, environment).error().what; };
+  EXPECT_EQ(what({{"AWS_ENDPOINT_URL", "https://h/p"}}).substr(0, 33), "AWS_ENDPOINT_URL: \"https://h/p\" h");
+  EXPECT_EQ(what({{"AWS_ENDPOINT_URL_S3", "ftp://h"}}).substr(0, 20), "AWS_ENDPOINT_URL_S3:");
+  EXPECT_EQ(what({{"AWS_REGION", "a b"}}).substr(0, 10), "AWS_REGION");
+}
+
 TEST(S3Options, ARegionIsAWord) {
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-region", "us east"}));
   EXPECT_FALSE(Read({"--s3-bucket", "b"}, {{"AWS_REGION", "us\nX-Header: 1"}}));
@@ -94,6 +105,11 @@ TEST(S3Options, ARegionIsAWord) {
 TEST(S3Options, HalfAPairOfKeysIsAMistake) {
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-access-key-id", "AK"}));
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-secret-access-key", "SK"}));
+  EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-secret-access-key", "SK", "--s3-access-key-id", " "}));
+  const auto token = Read({"--s3-bucket", "b"}, {{"TERRACE_S3_SESSION_TOKEN", "T"}, {"AWS_ACCESS_KEY_ID", "AK"}});
+  ASSERT_FALSE(token);
+  EXPECT_EQ(token.error().what,
+            "TERRACE_S3_SESSION_TOKEN is given without --s3-secret-access-key: give both, or neither");
   EXPECT_FALSE(Read({"--s3-bucket", "b", "--s3-connections", "0"}));
 }
 
