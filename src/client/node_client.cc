@@ -103,6 +103,7 @@ class NodeClient final : public Client {
     const auto owner = std::move(request.owner);
     AskLoad(call, request, Kind::kLoad, wire::kInTurn, {},
             [=, this](const LinkPtr& link, const wire::LoadedItem& item, std::span<const std::byte> bytes) {
+              link->WillCopy();
               const bool posted = copiers_.Post([=, this, owner = owner]() mutable {
                 LoadedChunk chunk = Loaded(item);
                 if (CallAccess::Cancelled(*call)) {
@@ -110,9 +111,9 @@ class NodeClient final : public Client {
                 } else if (wire::HashOf(CopyAndHash(bytes, (*into)[item.index])) != item.hash) {
                   chunk = Damaged(item);
                 }
-                link->Release(item.lease);
                 owner.reset();  // Whoever sees the item settled may count on it.
                 calls_->Settle(*call, item.index, std::move(chunk));
+                link->ReleaseCopied(item.lease);
               });
               if (!posted) calls_->Settle(*call, item.index, Missed(Reason::kCancelled));
             });

@@ -38,6 +38,22 @@ struct Waker {
 struct Link {
   Link(Fd socket, std::shared_ptr<const Waker> to_wake) : fd(std::move(socket)), waker(std::move(to_wake)) {}
 
+  // A lease that is given back as soon as it is copied.
+  void WillCopy() {
+    std::lock_guard lock(mutex);
+    ++copying;
+  }
+  // Leases go back together: waking the talker and the node for each takes from the cores that copy. Half of those that
+  // a load has out are enough for the node to go on with the next.
+  void ReleaseCopied(uint64_t lease) {
+    bool wake = false;
+    {
+      std::lock_guard lock(mutex);
+      released.push_back(lease);
+      wake = released.size() >= --copying;
+    }
+    if (wake) waker->Wake();
+  }
   void Release(uint64_t lease) {
     {
       std::lock_guard lock(mutex);
@@ -52,6 +68,7 @@ struct Link {
   std::vector<std::string> tier_names;  //
   std::mutex mutex;
   std::vector<uint64_t> released;  // Guarded by mutex.
+  size_t copying = 0;              // Guarded by mutex.
 };
 using LinkPtr = std::shared_ptr<Link>;
 

@@ -394,33 +394,34 @@ class NodeServerImpl final : public NodeServer {
     ++session.calls;
     session.items += keys.size();
     const bool in_turn = (header.numbers[1] & wire::kInTurn) != 0 && header.kind == Kind::kLoad;
+    // One load of each client has room at once, with as much to spare: what does not fit would be a miss.
+    const uint64_t share = options_.leased_bytes_max / (2 * (sessions_.size() + 1));
     const auto handle = std::make_shared<LoadFollower::Handle>();
     const size_t count = keys.size();
     const auto seen = std::make_shared<std::atomic<size_t>>(0);
     const std::chrono::milliseconds lifetime(std::min(header.numbers[2], kTimeMaxMs));
-    follower_.Begin(
-        {.space = header.space,
-         .keys = std::move(keys),
-         .payload_bytes = header.payload_bytes,
-         .deadline = After(header.numbers[0]),
-         .stop_at_miss = (header.numbers[1] & wire::kStopAtMiss) != 0,
-         .window = in_turn ? std::max<uint64_t>(options_.leased_bytes_max / 4 / header.payload_bytes, 1) : SIZE_MAX,
-         .on_item =
-             [this, id = session.id, call, kind = header.kind, handle, seen, count, lifetime](size_t i,
-                                                                                              LoadJob::Item item) {
-               Arrive({.session = id,
-                       .call = call,
-                       .kind = kind,
-                       .index = i,
-                       .last = seen->fetch_add(1) + 1 == count,
-                       .item = std::move(item),
-                       .load = *handle,
-                       .lifetime = lifetime});
-             }},
-        [&](const LoadFollower::Handle& load) {
-          *handle = load;
-          session.loads[call] = load;
-        });
+    follower_.Begin({.space = header.space,
+                     .keys = std::move(keys),
+                     .payload_bytes = header.payload_bytes,
+                     .deadline = After(header.numbers[0]),
+                     .stop_at_miss = (header.numbers[1] & wire::kStopAtMiss) != 0,
+                     .window = in_turn ? std::max<uint64_t>(share / header.payload_bytes, 1) : SIZE_MAX,
+                     .on_item =
+                         [this, id = session.id, call, kind = header.kind, handle, seen, count, lifetime](
+                             size_t i, LoadJob::Item item) {
+                           Arrive({.session = id,
+                                   .call = call,
+                                   .kind = kind,
+                                   .index = i,
+                                   .last = seen->fetch_add(1) + 1 == count,
+                                   .item = std::move(item),
+                                   .load = *handle,
+                                   .lifetime = lifetime});
+                         }},
+                    [&](const LoadFollower::Handle& load) {
+                      *handle = load;
+                      session.loads[call] = load;
+                    });
   }
 
   bool SendLoaded(Session& session, uint64_t call, std::vector<wire::LoadedItem>& items) {
