@@ -23,6 +23,7 @@
 #include "base/hash.h"
 #include "tests/support/faulty_file_io.h"
 #include "tests/support/step_executor.h"
+#include "tier/shared_fs_journal.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -278,6 +279,20 @@ TEST_F(SharedFsBoundsTest, SeveralNodesThatWriteAtOnceKeepToTheCapTogether) {
   for (const auto& node : nodes) EXPECT_EQ(node->tier->stats().bytes, BytesThere(directory_));
 }
 
+// If each node claimed for all its saves that wait, no claim would fit, and what is there would go for nothing.
+TEST_F(SharedFsBoundsTest, ABurstOfSavesLargerThanTheBoundFindsRoomInTurns) {
+  constexpr uint64_t kCap = 40 * kFile;
+  std::vector<std::unique_ptr<Node>> nodes;
+  for (int i = 0; i < 3; ++i) nodes.push_back(Open(Bounded(kCap)));
+  std::vector<std::shared_ptr<SaveBatch>> saves;
+  for (uint64_t n = 0; n < 120; ++n) {
+    saves.push_back(Begin(*nodes[n % nodes.size()], MakeFrame("talk " + std::to_string(n), 0)));
+  }
+  for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
+  EXPECT_LE(most_, kCap);
+  EXPECT_GT(BytesThere(directory_), kCap / 2);
+}
+
 TEST_F(SharedFsBoundsTest, AShareThatWasTooLargeIsBelowTheCapWithinAMinute) {
   auto before = Open({});
   for (uint64_t n = 0; n < 100; ++n) MustSave(*before, MakeFrame("talk " + std::to_string(n / 10), n % 10));
@@ -492,6 +507,31 @@ TEST_F(SharedFsBoundsTest, OthersHearOfEvictionsWithoutAListing) {
   EXPECT_GT(a->unlinks, 10);
   EXPECT_EQ(a->listings + b->listings, listings);
   EXPECT_EQ(b->tier->stats().bytes, BytesThere(directory_));
+}
+
+// Two others: one wrote a frame, the second took it away. Whose journal is read first is chance.
+TEST_F(SharedFsBoundsTest, AnEvictionHeardOfBeforeTheFrameItselfLeavesNoBeliefInIt) {
+  auto node = Open(Bounded(32 * kFile));
+  auto writer = Open(Bounded(32 * kFile));
+  const TestFrame gone = MakeFrame("gone", 0), anew = MakeFrame("anew", 0);
+  const auto tell = [&](const char* who, JournalRecord::Kind kind, const FrameInfo& info) {
+    JournalWriter journal({.directory = directory_ + "/nodes", .node = who}, node->io);
+    ASSERT_TRUE(journal.Append({{{.kind = kind,
+                                  .space = info.space,
+                                  .key = info.key,
+                                  .parent = info.parent,
+                                  .payload_bytes = info.payload_bytes,
+                                  .token_count = info.token_count}}}));
+  };
+  tell("a-1-00000000", JournalRecord::Kind::kEvicted, {.key = gone.info.key});
+  tell("a-2-00000000", JournalRecord::Kind::kEvicted, {.key = anew.info.key});
+  executor_.Advance(seconds(2));
+  tell("b-1-00000000", JournalRecord::Kind::kPublished, gone.info);
+  MustSave(*writer, anew);  // After it was taken away.
+  executor_.Advance(seconds(2));
+  EXPECT_FALSE(node->Has(gone));
+  EXPECT_TRUE(node->Has(anew));
+  EXPECT_EQ(node->tier->stats().bytes, BytesThere(directory_));
 }
 
 // ---- Single flight across nodes

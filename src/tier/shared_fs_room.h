@@ -25,6 +25,10 @@ namespace terrace {
 
 class SharedFsRoom {
  public:
+  // Saves that wait claim so much together, or one of them what it needs. If each node claimed for all that wait, no
+  // claim would fit, and what is there would go to make room for none.
+  explicit SharedFsRoom(uint64_t wanted_max) : wanted_max_(wanted_max) {}
+
   // --- By saves
 
   // Promises room. False: there is none now.
@@ -51,6 +55,7 @@ class SharedFsRoom {
   void Want(uint64_t bytes) {
     std::lock_guard lock(mutex_);
     wanted_ += bytes;
+    largest_ = std::max(largest_, bytes);
   }
   void Unwant(uint64_t bytes) {
     std::lock_guard lock(mutex_);
@@ -66,7 +71,7 @@ class SharedFsRoom {
   // The least claim that is of use.
   uint64_t Needed() const {
     std::lock_guard lock(mutex_);
-    return in_flight_ + wanted_;
+    return in_flight_ + std::min(wanted_, std::max(largest_, wanted_max_));
   }
   // Of temporaries, at most.
   uint64_t writing() const {
@@ -96,10 +101,11 @@ class SharedFsRoom {
     untold_ += bytes;
   }
 
-  // Everything under way fits under the bound, and `claim` is in our journal since `begun`.
-  void Grant(uint64_t claim, TimePoint begun, std::chrono::steady_clock::duration lasts) {
+  // So much of our claim, which is in our journal since `begun`, fits under the bound. What is in flight has been
+  // granted before.
+  void Grant(uint64_t bytes, TimePoint begun, std::chrono::steady_clock::duration lasts) {
     std::lock_guard lock(mutex_);
-    granted_ = claim;
+    granted_ = std::max(bytes, in_flight_);
     until_ = begun + lasts;
   }
   // Keeps no more than `claim` and what is in flight, so that a lower claim may be written: the one returned.
@@ -110,13 +116,15 @@ class SharedFsRoom {
   }
 
  private:
+  const uint64_t wanted_max_;
   mutable std::mutex mutex_;
   uint64_t granted_ = 0;  // All guarded by mutex_.
   uint64_t in_flight_ = 0;
   uint64_t writing_ = 0;  // Part of in_flight_, as the next.
   uint64_t untold_ = 0;
   uint64_t wanted_ = 0;
-  TimePoint until_{};  // The grant's end.
+  uint64_t largest_ = 0;  // That a save ever waited for.
+  TimePoint until_{};     // The grant's end.
 };
 
 }  // namespace terrace

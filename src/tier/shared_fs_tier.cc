@@ -62,6 +62,9 @@ constexpr std::chrono::milliseconds kPollPressed{100};
 constexpr uint64_t kSpareShare = 8;
 constexpr uint64_t kSpareMax = 256ull << 20;
 
+// Of a bound, what one node claims for saves that wait: so many nodes may wait at once.
+constexpr uint64_t kWantedShare = 16;
+
 // A claim that nobody needs any more is given back.
 constexpr std::chrono::seconds kClaimIdle{1};
 
@@ -70,6 +73,10 @@ constexpr std::chrono::seconds kUsesWait{5};
 
 // A record of an eviction that comes within this time of the word that its frame is there may be the older of the two.
 constexpr int64_t kNewsOvertakeNs = 60'000'000'000;
+
+// Journals are read one after the other, so the word that a frame has gone may come before the word that it is there.
+constexpr std::chrono::seconds kGoneWait{60};
+constexpr size_t kGoneMax = 65536;  // 4 MiB.
 
 // One known frame is opened so often, and who removes files by hand is noticed soon, though not which.
 constexpr std::chrono::seconds kLookEvery{5};
@@ -150,6 +157,9 @@ class SharedFsTier final : public Tier {
   void EnterVolume(const std::string& id);
   bool ReadJournals();
   void Hear(const JournalRecord& record);
+  void Doubt(const Digest& key);
+  void NoteGone(const Digest& key);
+  bool IsGone(const Digest& key) const { return gone_.contains(key) || gone_before_.contains(key); }
   void PostScanStep();
   void ScanStep();
   bool ScanNextDirectory();
@@ -222,6 +232,9 @@ class SharedFsTier final : public Tier {
   } scan_;
   // Said to be removed, and not yet looked for, by directory. As many as a poll reads records.
   std::map<size_t, std::vector<Digest>> doubted_;
+  // Said to be gone while we did not know them, lately and before that.
+  std::unordered_set<Digest, DigestHash> gone_, gone_before_;
+  TimePoint gone_until_;
   SharedFsCollector collector_;
   bool collect_posted_ = false;
   std::set<std::string> dead_;  // Nodes that died with a claim. It holds until a scan has found what they left.
@@ -268,6 +281,8 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
                                                                   : std::min(options.quarantine_bytes_max,
                                                                              options.bounds.quarantine_bytes_max())},
            deps.io, deps.clock, deps.metrics),
+      room_(options.bounds.bytes_max > 0 ? options.bounds.frame_bytes_max() / kWantedShare
+                                         : std::numeric_limits<uint64_t>::max()),
       unavailable_since_(deps.clock.Now()),
       reader_(dir_.JournalDirectory(), node_, deps.io),
       writer_({.directory = dir_.JournalDirectory(), .node = node_, .permissions = options.file_permissions}, deps.io),
@@ -712,6 +727,8 @@ void SharedFsTier::EnterVolume(const std::string& id) {
   writer_.Rotate();
   scan_ = {};
   doubted_.clear();
+  gone_.clear();
+  gone_before_.clear();
   collector_.Reset();
   server_offset_ns_.store(kTimeUnknown, std::memory_order_relaxed);
   time_at_ = {};
@@ -738,13 +755,14 @@ void SharedFsTier::Hear(const JournalRecord& record) {
       if (record.payload_bytes == 0 || record.payload_bytes > kFramePayloadBytesMax) return;
       Believe({.key = record.key, .parent = record.parent, .payload_bytes = record.payload_bytes},
               record.time_ns != 0 ? record.time_ns : ServerNs());
+      if (IsGone(record.key)) Doubt(record.key);
       return;
     case JournalRecord::Kind::kUsed: return index_.Use(record.key, record.time_ns);
     case JournalRecord::Kind::kEvicted: {
       // Believed, but if it may have been overtaken by the word of a frame written anew. A listing for each frame that
       // goes would be dear, and what the first scan finds it finds anyway.
       const auto entry = index_.Find(record.key);
-      if (!entry) return;
+      if (!entry) return NoteGone(record.key);
       if (!index_ready_.load(std::memory_order_relaxed) || ServerNs() - entry->told_ns > kNewsOvertakeNs) {
         index_.Erase(record.key);
         return;
@@ -754,7 +772,18 @@ void SharedFsTier::Hear(const JournalRecord& record) {
     default: break;
   }
   // Not believed at once: it may be late, and somebody has written the frame anew meanwhile.
-  if (index_.Contains(record.key)) doubted_[FanOutOf(record.key)].push_back(record.key);
+  if (index_.Contains(record.key)) return Doubt(record.key);
+  NoteGone(record.key);
+}
+
+void SharedFsTier::Doubt(const Digest& key) { doubted_[FanOutOf(key)].push_back(key); }
+
+void SharedFsTier::NoteGone(const Digest& key) {
+  if (const TimePoint now = deps_.clock.Now(); now >= gone_until_ || gone_.size() >= kGoneMax) {
+    gone_before_ = std::exchange(gone_, {});
+    gone_until_ = now + kGoneWait;
+  }
+  gone_.insert(key);
 }
 
 void SharedFsTier::PostScanStep() {
@@ -1021,7 +1050,7 @@ void SharedFsTier::ClaimRoom() {
   }
   if (!ReadJournals()) return;
   if (claim_ > needed && claim_ > RoomForUs() && !FlushJournal(needed)) return;
-  if (claim_ <= RoomForUs()) room_.Grant(claim_, appended_at_, lasts);
+  room_.Grant(std::min(claim_, RoomForUs()), appended_at_, lasts);
 }
 
 // While saves are in flight; a claim that is not needed is given back.
@@ -1041,8 +1070,10 @@ void SharedFsTier::PostCollect() {
   background_.Add({.run =
                        [this] {
                          collect_posted_ = false;
-                         const bool more = collector_.Step(
-                             [this](const Digest& key) { Announce(JournalRecord::Kind::kEvicted, {.key = key}); });
+                         const bool more = collector_.Step([this](const Digest& key) {
+                           NoteGone(key);  // A scan may have found it before its writer could tell of it.
+                           Announce(JournalRecord::Kind::kEvicted, {.key = key});
+                         });
                          FlushJournal();  // Others may wait for it.
                          if (more) return PostCollect();
                          KeepBounds();
