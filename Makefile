@@ -54,7 +54,7 @@ wheel-site: wheel
 test-vllm: setup-test  ## The wheel in an empty environment, then with real vLLM on the CPU (6 GB the first time)
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test vllm
 
-bench: build $(if $(filter vllm,$(WHAT)),wheel-site)  ## WHAT=store|s3|engine|vllm: measured beside the physical limit and LMCache, into out/bench-WHAT.json
+bench: build $(if $(filter vllm,$(WHAT)),wheel-site)  ## WHAT=store|s3|engine|node|vllm: measured beside the physical limit and peers, into out/bench-WHAT.json
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/bench $(WHAT)
 
 format: setup-test  ## Formats C++ and Python in place

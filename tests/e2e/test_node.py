@@ -48,8 +48,7 @@ class Node:
         return [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in lines]
 
     def wait_ready(self, times: int = 1) -> "Node":
-        ended_or_ready = lambda: len(self.events("node_ready")) >= times or self.process.poll() is not None  # noqa: E731
-        wait_until("node_ready", ended_or_ready, 30)
+        wait_until("node_ready", lambda: self.process.poll() is not None or len(self.events("node_ready")) >= times, 30)
         assert self.process.poll() is None, self.log.read_text()
         return self
 
