@@ -30,7 +30,7 @@ std::vector<config::Option> Options() {
        .help = "profile of ~/.aws/credentials (default: AWS_ACCESS_KEY_ID, AWS_PROFILE, web identity, `default`)",
        .metavar = "NAME"},
       {.name = "s3-access-key-id",
-       .type = Type::kText,
+       .type = Type::kSecret,
        .help = "better from the environment or a profile",
        .metavar = "ID"},
       {.name = "s3-secret-access-key",
@@ -89,13 +89,13 @@ Result<std::optional<ClientOptions>> ReadOptions(const config::Values& values, c
   ClientOptions options;
   options.credentials.environment = environment;
   options.credentials.profile = values.Text("s3-profile");
-  options.credentials.fixed = {.access_key_id = std::string(Trimmed(values.Text("s3-access-key-id"))),
+  options.credentials.fixed = {.access_key_id = values.Text("s3-access-key-id"),
                                .secret_access_key = values.Text("s3-secret-access-key"),
                                .session_token = values.Text("s3-session-token")};
   for (const auto& [one, other] :
        {std::pair("s3-access-key-id", "s3-secret-access-key"), std::pair("s3-secret-access-key", "s3-access-key-id"),
         std::pair("s3-session-token", "s3-secret-access-key")}) {
-    if (values.Text(one).empty() || !Trimmed(values.Text(other)).empty()) continue;
+    if (values.Text(one).empty() || !values.Text(other).empty()) continue;
     return Fail(Code::kInvalid, values.Place(one) + " is given without --" + other + ": give both, or neither");
   }
   options.region = first({values.Text("s3-region"), ConfiguredRegion(options.credentials), "us-east-1"});

@@ -71,6 +71,7 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sample]:
         "s3-disable-tls": "True",
         "s3-http2": "False",
         "s3-region": "us-east-1",
+        "s3-access-key-id": "***",
         "s3-secret-access-key": "***",
     }
     yield Sample(
@@ -78,7 +79,7 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sample]:
         fill_in("s3.yaml", tmp_path, dict(zip(PLACEHOLDERS, own, strict=True))),
         (),
         values,
-        [API_KEY, bucket.secret_key],
+        [API_KEY, bucket.access_key, bucket.secret_key],
     )
     bucket.stop()
 

@@ -45,6 +45,7 @@ SETTINGS = {
             "disable-tls",
             "http2",
             "sign-payload",
+            "single-put-max",
             "connections",
         )
     },
