@@ -17,7 +17,8 @@ class Pins;
 struct LocalOptions {
   size_t copy_threads = 2;
   size_t calls_max = 4096;
-  std::chrono::milliseconds node_wait{1000};  // For a node that listens, when the client is made.
+  std::chrono::milliseconds node_wait{1000};   // For a node that listens, when the client is made.
+  std::chrono::milliseconds save_max{30'000};  // For room at a node, and again for its answer. Beyond: it hangs.
   std::function<std::optional<std::string>(std::string_view)> setting = [](std::string_view) { return std::nullopt; };
 };
 

@@ -75,7 +75,7 @@ class NodeClient final : public Client {
       : setting_(options.setting),
         calls_(std::make_shared<Calls>(options.calls_max)),
         talker_(socket),
-        saver_(talker_, *calls_),
+        saver_(talker_, *calls_, options.save_max),
         copiers_("terrace-copy", std::max<size_t>(options.copy_threads, 1)) {
     talker_.Start(saver_);
     talker_.WaitForFirstAttempt(Now() + options.node_wait);

@@ -16,7 +16,6 @@ using wire::Kind;
 using wire::Message;
 
 constexpr std::chrono::milliseconds kAnswerMax{5000};  // A node that takes longer hangs.
-constexpr std::chrono::milliseconds kSaveMax{30'000};  // To find room, and again to be answered.
 constexpr uint64_t kLentBytes = 64 << 20;
 constexpr uint64_t kChunksASegment = 4;  // At least: one is filled while others are on their way.
 
@@ -40,7 +39,7 @@ void NodeSaver::Save(const std::shared_ptr<CallOf<SavedChunk>>& call, std::vecto
   for (const SaveChunk& chunk : chunks) keys.push_back(chunk.info.key);
   AskNeeds(
       std::move(keys),
-      [=, this, chunks = std::move(chunks), owner = std::move(owner), deadline = Now() + kSaveMax](
+      [=, this, chunks = std::move(chunks), owner = std::move(owner), deadline = Now() + save_max_](
           const LinkPtr&, const std::vector<uint8_t>& needed) {
         for (size_t i = 0; i < chunks.size(); ++i) {
           if (needed[i] == 0) {
@@ -181,7 +180,7 @@ void NodeSaver::CommitPart(const std::shared_ptr<CallOf<SavedChunk>>& call, size
   // The part is the node's until it has answered: other bytes there would be saved under this key. So a node that does
   // not answer is left with all that it lent.
   talker_.Ask<wire::CommitItem>(
-      {.kind = Kind::kCommit}, {&item, 1}, Now() + kSaveMax,
+      {.kind = Kind::kCommit}, {&item, 1}, Now() + save_max_,
       [=, this](const LinkPtr&, const Message& message) {
         static_cast<void>(part);
         for (const auto& saved : message.Items<wire::SavedItem>()) {

@@ -1,6 +1,7 @@
 // Saves to a node: chunks wait in order for room in the segment that the node lent, are copied into it, and committed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -16,7 +17,8 @@ namespace terrace {
 class NodeSaver final : public NodeTalker::Guest {
  public:
   // Both outlive it, and the talker has closed when Stop is called.
-  NodeSaver(NodeTalker& talker, Calls& calls) : talker_(talker), calls_(calls), copier_("terrace-save", 1) {}
+  NodeSaver(NodeTalker& talker, Calls& calls, std::chrono::milliseconds save_max)
+      : talker_(talker), calls_(calls), save_max_(save_max), copier_("terrace-save", 1) {}
   void Stop() { copier_.Stop(); }
 
   // From any thread. `call` is not done.
@@ -50,6 +52,7 @@ class NodeSaver final : public NodeTalker::Guest {
 
   NodeTalker& talker_;
   Calls& calls_;
+  const std::chrono::milliseconds save_max_;
 
   // The talker's thread's alone.
   std::shared_ptr<Segment> segment_;

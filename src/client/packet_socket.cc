@@ -19,7 +19,7 @@
 namespace terrace {
 namespace {
 
-constexpr int kBacklog = 64;
+constexpr int kBacklog = 1024;  // All engines of a host may start at once.
 
 Result<Fd> NewSocket() {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -19,6 +19,7 @@
 
 #include "base/hash.h"
 #include "client/wire.h"
+#include "tests/support/memory_tier.h"
 
 namespace terrace {
 namespace {
@@ -377,6 +378,40 @@ TEST_F(NodeServerTest, AProcessIsLetInByWhoItIs) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(WEXITSTATUS(status), 0) << who.user << " " << who.group;
   }
+}
+
+// A stopping node answers: a client's other calls are still under way.
+TEST_F(NodeServerTest, AStoppingNodeFinishesWhatIsUnderWayAndRefusesWhatComes) {
+  auto tier = std::make_unique<MemoryTier>();
+  MemoryTier& below = *tier;
+  std::vector<std::unique_ptr<Tier>> tiers;
+  tiers.push_back(std::move(tier));
+  server.reset();
+  store = OpenStore({.ram_bytes_max = 16 << 20}, std::move(tiers), metrics).value();
+  Start({.segments_bytes_max = 16 << 20});
+  below.Put(info, bytes);
+  below.Hold();
+  Peer peer(socket);
+  const Fd arena = peer.Greet();
+  peer.Send(Load());
+  ASSERT_TRUE(below.WaitForLoads(1, Soon()));
+  NodeServer::Report report;
+  std::thread stopper([&] { report = server->Stop(Soon()); });
+  while (ConnectTo(socket)) std::this_thread::yield();  // Until nobody listens.
+  FrameInfo other = info;
+  other.key = Sha256Of("other");
+  const Message refused = peer.Ask(wire::Encode<Digest>(
+      {.kind = Kind::kLoad, .call = 8, .space = info.space, .payload_bytes = kChunkBytes, .numbers = {30'000, 0}},
+      {&other.key, 1}));
+  EXPECT_EQ(refused.header.call, 8u);
+  EXPECT_EQ(refused.Items<wire::LoadedItem>().at(0).reason, Reason::kUnavailable);
+  below.Release();
+  const auto loaded = peer.Receive();
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(loaded->Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+  EXPECT_FALSE(peer.Receive()) << "then it hangs up";
+  stopper.join();
+  EXPECT_EQ(report.calls_cut, 0u);
 }
 
 TEST_F(NodeServerTest, AStopEndsSessionsAndReports) {

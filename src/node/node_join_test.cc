@@ -1,0 +1,165 @@
+// Would catch: a client that is held up by a node that is not there, whose first calls miss although the node is there,
+// or that does not say, or says over and over, why it can't join; one that writes where a node may still be reading.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/log.h"
+#include "client/node_client.h"
+#include "client/packet_socket.h"
+#include "client/wire.h"
+
+namespace terrace {
+namespace {
+
+using namespace std::chrono_literals;
+
+TimePoint Soon() { return std::chrono::steady_clock::now() + 30s; }  // A failure, not a measure.
+
+class NodeJoin : public testing::Test {
+ protected:
+  NodeJoin() {
+    log::SetSink([this](log::Level, std::string_view line) {
+      std::lock_guard lock(mutex);
+      lines.emplace_back(line);
+    });
+  }
+  ~NodeJoin() override { log::SetSink(nullptr); }
+  std::vector<std::string> Refusals() {
+    std::lock_guard lock(mutex);
+    std::vector<std::string> found;
+    for (const std::string& line : lines) {
+      if (line.find("event=node_refused") != std::string::npos) found.push_back(line);
+    }
+    return found;
+  }
+
+  const std::string socket = "@terrace-join-test-" + std::to_string(getpid());
+  std::mutex mutex;
+  std::vector<std::string> lines;  // Guarded by mutex.
+};
+
+TEST_F(NodeJoin, WhoIsNotThereIsNotWaitedFor) {
+  const auto client = NewNodeClient({.node_wait = 1h}, socket);
+  EXPECT_FALSE(client->connected());
+  const auto lookup = client->Lookup({Digest{}});
+  ASSERT_TRUE(lookup->done());
+  EXPECT_EQ(lookup->Poll(0)->miss_reason, Reason::kUnavailable);
+  EXPECT_TRUE(Refusals().empty());
+}
+
+TEST_F(NodeJoin, WhoListensAndSaysNothingIsWaitedForAsLongAsAsked) {
+  const Fd listener = ListenAt(socket).value();
+  const auto client = NewNodeClient({.node_wait = 20ms}, socket);
+  EXPECT_FALSE(client->connected());
+  ASSERT_TRUE(client->Lookup({Digest{}})->done());
+}
+
+TEST_F(NodeJoin, AnotherVersionIsSaidOnceWithBothNumbersAndTriedAgain) {
+  const Fd listener = ListenAt(socket).value();
+  std::atomic<int> tries{0};
+  std::atomic<bool> over{false};
+  std::thread node([&] {
+    while (!over.load()) {
+      pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      if (poll(&event, 1, 10) != 1) continue;
+      const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      event.fd = fd.get();
+      poll(&event, 1, 30'000);
+      std::vector<std::byte> hello;
+      Fd none;
+      ReceiveMessage(fd.get(), hello, none);  // What a socket has not read when it closes takes its answers with it.
+      SendMessage(fd.get(), wire::Encode(wire::Header{.version = wire::kVersion + 7, .kind = wire::Kind::kHello}));
+      tries.fetch_add(1);
+    }
+  });
+  {
+    const auto client = NewNodeClient({.node_wait = 1h}, socket);
+    EXPECT_FALSE(client->connected());
+    const auto load = client->Prefetch({.keys = {Digest{}}, .payload_bytes = 1, .deadline = Soon()});
+    ASSERT_TRUE(load->done()) << "goes on without";
+    for (const TimePoint deadline = Soon(); tries.load() < 3;) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+  over.store(true);
+  node.join();
+  const auto refusals = Refusals();
+  ASSERT_EQ(refusals.size(), 1u);
+  EXPECT_NE(refusals[0].find("version " + std::to_string(wire::kVersion + 7)), std::string::npos) << refusals[0];
+  EXPECT_NE(refusals[0].find("one release"), std::string::npos) << refusals[0];
+}
+
+// A node by hand that takes all a client says and never answers a commit. It has room for one chunk.
+TEST_F(NodeJoin, WhatANodeMayStillBeReadingIsNotWrittenTo) {
+  constexpr uint64_t kChunkBytes = 8192;
+  const Fd listener = ListenAt(socket).value();
+  const Fd arena = NewSharedMemory("arena", 4096).value();
+  const Fd memory = NewSharedMemory("segment", kChunkBytes).value();
+  const auto segment = Mapping::Map(memory.get(), kChunkBytes, false);
+  int commits = 0;
+  std::byte committed{};
+  bool changed = false;
+  std::thread node([&] {
+    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+    poll(&event, 1, 30'000);
+    const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    event.fd = fd.get();
+    std::vector<std::byte> bytes;
+    for (;;) {
+      poll(&event, 1, 30'000);
+      Fd none;
+      if (ReceiveMessage(fd.get(), bytes, none) != Received::kMessage) break;
+      const wire::Header asked = wire::Decode(bytes).value().header;
+      wire::Header answer{.call = asked.call};
+      switch (asked.kind) {
+        case wire::Kind::kHello:
+          answer.kind = wire::Kind::kWelcome;
+          answer.numbers = {1, 4096};
+          SendMessage(fd.get(), wire::Encode(answer), arena.get());
+          break;
+        case wire::Kind::kNeeds:
+          answer.kind = wire::Kind::kNeeded;
+          SendMessage(fd.get(), wire::Encode<uint8_t>(answer, std::vector<uint8_t>(asked.count, 1)));
+          break;
+        case wire::Kind::kSegment:
+          answer.kind = wire::Kind::kGranted;
+          answer.numbers = {9, kChunkBytes};
+          SendMessage(fd.get(), wire::Encode(answer), memory.get());
+          break;
+        case wire::Kind::kCommit:
+          ++commits;
+          committed = segment->bytes()[0];
+          break;
+        default: break;
+      }
+    }
+    changed = segment->bytes()[0] != committed;
+  });
+  {
+    const auto client = NewNodeClient({.node_wait = 30s, .save_max = 100ms}, socket);
+    for (int i = 1; i <= 2; ++i) {
+      const auto payload = std::make_shared<std::vector<std::byte>>(kChunkBytes, static_cast<std::byte>(i));
+      FrameInfo info;
+      info.key.bytes[0] = static_cast<uint8_t>(i);
+      info.payload_bytes = kChunkBytes;
+      const auto save = client->Save({{info, {*payload}}}, payload);
+      ASSERT_TRUE(save->Wait(Soon()));
+      EXPECT_EQ(save->Poll(0)->reason, i == 1 ? Reason::kTimeout : Reason::kUnavailable);
+    }
+    node.join();  // The client has hung up.
+  }
+  EXPECT_EQ(commits, 1);
+  EXPECT_FALSE(changed);
+}
+
+}  // namespace
+}  // namespace terrace
