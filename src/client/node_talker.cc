@@ -77,24 +77,21 @@ std::vector<std::string> NodeTalker::tier_names() const {
 
 uint64_t NodeTalker::AskEncoded(Kind kind, std::vector<std::byte> message, TimePoint deadline, OnAnswer on_answer,
                                 OnLost on_lost, const Link* over) {
-  uint64_t number = 0;
-  {
-    std::lock_guard lock(mutex_);
-    if (link_ && !closing_ && (over == nullptr || over == link_.get())) {
-      number = next_call_++;
-      wire::SetCall(message, number);
-      if (on_answer) {
-        deadlines_.emplace(deadline, number);
-        asked_[number] = std::make_shared<const Asked>(Asked{kind, deadline, std::move(on_answer), std::move(on_lost)});
-      }
-      outbox_.push_back(std::move(message));
-    }
+  std::unique_lock lock(mutex_);
+  if (!link_ || closing_ || (over != nullptr && over != link_.get())) {
+    lock.unlock();
+    if (on_lost) on_lost(Reason::kUnavailable);
+    return 0;
   }
-  if (number != 0) {
-    waker_->Wake();
-  } else if (on_lost) {
-    on_lost(Reason::kUnavailable);
+  const uint64_t number = next_call_++;
+  wire::SetCall(message, number);
+  if (on_answer) {
+    deadlines_.emplace(deadline, number);
+    asked_[number] = std::make_shared<const Asked>(Asked{kind, deadline, std::move(on_answer), std::move(on_lost)});
   }
+  outbox_.push_back(std::move(message));
+  lock.unlock();
+  waker_->Wake();
   return number;
 }
 
