@@ -23,8 +23,10 @@ using Clock = std::chrono::steady_clock;
 // cells in practice.
 constexpr size_t kRetainedSequences = 32;
 constexpr milliseconds kLoadBudgetMin{200};
-// Requests that load ahead of their turn: what they stage is pinned in RAM, so not the whole queue.
+// Requests that load ahead of their turn. What they stage is pinned in RAM, so not the whole queue, and together they
+// get this share of RAM: the request whose turn it is has to save.
 constexpr size_t kPrefetchAhead = 4;
+constexpr uint64_t kPrefetchShare = 2;
 constexpr int32_t kAborted = 2;  // llama_decode did as it was told; the sequence is as before.
 // Weight of the newest piece in the running mean of prefill speed.
 constexpr double kNewest = 0.2;
@@ -133,6 +135,8 @@ Result<std::unique_ptr<ModelThread>> ModelThread::Start(const EngineOptions& opt
     if (bridge) {
       thread->move_buffer_.resize(bridge->chunk_bytes());
       store.ExpectChunks(bridge->chunk_bytes());
+      const uint64_t each = store.ram_stats().bytes_max / kPrefetchShare / kPrefetchAhead;
+      thread->prefetch_chunks_ = std::max<size_t>(each / bridge->chunk_bytes(), 1);
       thread->bridge_ = std::move(*bridge);
     } else if (bridge.error().code == Code::kUnavailable) {
       thread->not_cacheable_ = bridge.error().what;
@@ -227,6 +231,7 @@ Prefetch ModelThread::BeginPrefetch(const Generation& generation, size_t first, 
   const PrefixHit hit = store_.Lookup(wanted);
   // A store that asks finds out while the request waits.
   prefetch.chunks = store_.asks() ? wanted.size() : hit.chunks;
+  if (waits) prefetch.chunks = std::min(prefetch.chunks, prefetch_chunks_);  // The rest at its turn.
   prefetch.miss_reason = hit.miss_reason;
   if (prefetch.chunks > 0) {
     const milliseconds budget = LoadBudget(prefetch.chunks * options_.chunk_tokens);

@@ -121,6 +121,7 @@ class ModelThread {
   const ContextPtr context_;            // Used by thread_ only, once it runs.
   std::optional<KvBridge> bridge_;      // As context_, and set before. Nothing: not cacheable.
   std::string not_cacheable_;           // Set before the thread starts.
+  size_t prefetch_chunks_ = 1;          // As above. Of one request, before its turn.
   ResidentPrefixes resident_;           // Changed by thread_ only.
   std::unique_ptr<Active> active_;      // Used by thread_ only.
   std::vector<std::byte> move_buffer_;  // Used by thread_ only: one chunk on its way to lower cells.

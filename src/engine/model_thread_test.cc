@@ -63,11 +63,33 @@ class Collector final : public GenerationSink {
   std::promise<Answer> done_;
 };
 
+// Holds the model thread at its first text until told to go on.
+class HeldSink final : public GenerationSink {
+ public:
+  std::future<void> held() { return held_.get_future(); }
+  std::promise<void> go_on;
+
+  void Text(std::string) override {
+    if (std::exchange(said_, true)) return;
+    held_.set_value();
+    go_on.get_future().wait_for(kLongest);
+  }
+  void Done(FinishReason, const openai::Usage&) override {}
+  void Failed(openai::ApiError) override {}
+  bool gone() const override { return false; }
+
+ private:
+  bool said_ = false;
+  std::promise<void> held_;
+};
+
 // A store whose loads can be made to deliver other bytes than were saved.
 class BendingStore final : public Store {
  public:
-  explicit BendingStore(Metrics& metrics, std::vector<std::unique_ptr<Tier>> tiers = {}) {
-    auto opened = OpenStore({.ram_bytes_max = 256 << 20}, std::move(tiers), metrics);
+  explicit BendingStore(Metrics& metrics, std::unique_ptr<Tier> lower = {}, uint64_t ram_bytes = 256 << 20) {
+    std::vector<std::unique_ptr<Tier>> tiers;
+    if (lower) tiers.push_back(std::move(lower));
+    auto opened = OpenStore({.ram_bytes_max = ram_bytes}, std::move(tiers), metrics);
     EXPECT_TRUE(opened) << opened.error().what;
     inner_ = std::move(*opened);
   }
@@ -146,7 +168,8 @@ class ModelThreadTest : public testing::Test {
     thread_ = std::move(*started);
   }
 
-  std::unique_ptr<Generation> Ask(const std::string& text, std::unique_ptr<Collector> sink, uint32_t max_tokens = 8) {
+  std::unique_ptr<Generation> Ask(const std::string& text, std::unique_ptr<GenerationSink> sink,
+                                  uint32_t max_tokens = 8) {
     auto generation = std::make_unique<Generation>();
     generation->tokens = loaded_model->Tokenize(text);
     generation->max_tokens = max_tokens;
@@ -231,9 +254,7 @@ TEST_F(ModelThreadTest, WhatLeftEngineMemoryComesFromRamAndSaysTheSame) {
 TEST_F(ModelThreadTest, WhatEngineMemoryServesAndALowerTierLostIsWrittenAnew) {
   auto tier = std::make_unique<MemoryTier>();
   MemoryTier& lower = *tier;
-  std::vector<std::unique_ptr<Tier>> tiers;
-  tiers.push_back(std::move(tier));
-  store_ = std::make_unique<BendingStore>(store_metrics_, std::move(tiers));
+  store_ = std::make_unique<BendingStore>(store_metrics_, std::move(tier));
   StartEngine();
   const auto written = [&](size_t chunks) {
     const auto deadline = std::chrono::steady_clock::now() + kLongest;
@@ -314,6 +335,38 @@ TEST_F(ModelThreadTest, ClientThatLeavesDuringAStepEndsItAndHarmsNothing) {
   EXPECT_EQ(answer.get().failed_status, -1) << "computed to its end";
   EXPECT_EQ(Run(Story("Ada")).text, cold.text);
   EXPECT_EQ(Run(Story("Bob"), 1).usage.completion_tokens, 1u);
+}
+
+// What requests load ahead of their turn is pinned.
+TEST_F(ModelThreadTest, RequestsThatWaitLeaveRoomForTheSavesOfTheOneThatRuns) {
+  store_ =
+      std::make_unique<BendingStore>(store_metrics_, std::make_unique<MemoryTier>("shared_fs"), 9 << 20);  // 6 chunks.
+  StartEngine();
+  for (const char* name : {"Ada", "Bob", "Cy"}) Run(Story(name), 1);
+  const auto deadline = std::chrono::steady_clock::now() + kLongest;
+  while (store_->pending_saves() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  Run("The end", 1);
+  StartEngine({.engine_kv_tokens = 0});
+
+  auto sink = std::make_unique<HeldSink>();
+  HeldSink& holder = *sink;
+  auto held = holder.held();
+  ASSERT_EQ(thread_->Submit(Ask("Count: 1 2 3 4", std::move(sink), 2)), nullptr);
+  ASSERT_EQ(held.wait_for(kLongest), std::future_status::ready);
+  std::vector<std::future<Answer>> answers;
+  for (const char* name : {"Eve", "Ada", "Bob", "Cy"}) {
+    auto collector = std::make_unique<Collector>();
+    answers.push_back(collector->answer());
+    ASSERT_EQ(thread_->Submit(Ask(Story(name), std::move(collector), 1)), nullptr);
+  }
+  holder.go_on.set_value();
+  for (auto& answer : answers) ASSERT_EQ(answer.wait_for(kLongest), std::future_status::ready);
+  EXPECT_NE(engine_metrics_->Text().find("\nterrace_engine_saves_declined_total 0\n"), std::string::npos);
+  EXPECT_EQ(answers[0].get().usage.cached.total(), 0u);
+  for (size_t i = 1; i < answers.size(); ++i) {
+    const Answer answer = answers[i].get();
+    EXPECT_EQ(answer.usage.cached.total(), WholeChunks(answer)) << i << " " << answer.usage.cached.miss_reason;
+  }
 }
 
 TEST_F(ModelThreadTest, LoadThatRanOutOfTimeInTheQueueIsBegunAnew) {
