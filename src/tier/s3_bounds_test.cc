@@ -221,6 +221,26 @@ TEST_F(S3BoundsTest, RoomIsMadeAlsoWhereAFrameIsMoreThanWhatACollectionLeaves) {
   EXPECT_GE(Left(1), 8u);
 }
 
+TEST_F(S3BoundsTest, RoomIsMadeForALargerFrameThanTheCollectorKnows) {
+  options_.bounds.bytes_max = 6 * kFrame;
+  PutChain(1, 5);  // Not nearly full, as far as such frames go.
+  const std::unique_ptr<Tier> collector = Open();
+  ASSERT_TRUE(Await([&] { return server_.Object(kLease).has_value(); }));
+  const std::unique_ptr<Tier> other = Open();
+  const auto save = [&] {
+    constexpr uint64_t kLarge = 5000;
+    auto payload = std::make_shared<Bytes>(Payload(500, kLarge));
+    auto done = std::make_shared<SaveBatch>(1);
+    other->Save({{.info = Info(500, kLarge), .payload = *payload, .owner = payload}}, done);
+    EXPECT_TRUE(done->WaitAll(Soon()));
+    return done->Poll(0)->outcome == Outcome::kHit;
+  };
+  EXPECT_TRUE(Await(save));
+  EXPECT_GE(Left(1), 3u);
+  EXPECT_TRUE(Await([&] { return server_.objects() == Left(1) + 3; }))
+      << "format, lease, the large one: no want is left";
+}
+
 TEST_F(S3BoundsTest, ABucketThatFillsBeforeItsNextListingIsListedThen) {
   options_.list_interval = hours(1);
   options_.bounds.bytes_max = 16 * kFrame;

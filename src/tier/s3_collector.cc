@@ -1,6 +1,7 @@
 #include "tier/s3_collector.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -35,6 +36,8 @@ constexpr milliseconds kTellEveryMax{3'600'000};
 
 // Of each of the two calls with which a node goes.
 constexpr seconds kCloseMax{2};
+
+constexpr const char* kWanted = "frames/wanted-";
 
 constexpr const char* kWhy[] = {"size", "ttl"};
 
@@ -258,6 +261,7 @@ void S3Collector::ReadTell(const std::string& name, const Ended& ended) {
 
 void S3Collector::BeginListing() {
   listing_ = holds_lease();
+  wants_.clear();
   listed_bytes_ = 0;
   for (auto& [key, entry] : frames_) entry.listed = false;
 }
@@ -272,6 +276,29 @@ void S3Collector::Listed(const Digest& key, uint64_t bytes, int64_t modified) {
   entry.bytes = bytes;
   entry.used = std::max(entry.used, modified);
   entry.listed = true;
+}
+
+void S3Collector::SawBeside(const std::string& name) {
+  const std::string begin = root_ + kWanted;
+  if (!name.starts_with(begin)) return;
+  uint64_t bytes = 0;
+  const auto [end, error] = std::from_chars(name.data() + begin.size(), name.data() + name.size(), bytes);
+  if (error != std::errc() || end != name.data() + name.size()) return;
+  frame_bytes_ = std::max(frame_bytes_, bytes);
+  if (listing_) wants_.push_back(name);
+}
+
+void S3Collector::Wanted(uint64_t bytes) {
+  frame_bytes_ = std::max(frame_bytes_, bytes);
+  const TimePoint now = clock_.Now();
+  if (closing_ || holds_lease() || (bytes <= wanted_bytes_ && now < wanted_until_)) return;
+  wanted_bytes_ = bytes;
+  wanted_until_ = now + options_.lease_life;
+  store_.Put(PutOf(root_ + kWanted + std::to_string(bytes), "\n"), [this](const Failure& failure, const ObjectInfo&) {
+    if (!failure) return;
+    Failed("want", failure);
+    wanted_until_ = {};
+  });
 }
 
 void S3Collector::Saved(const FrameInfo& info, uint64_t bytes) {
@@ -303,6 +330,9 @@ void S3Collector::EndListing(int64_t now) {
     frames_.erase(entry);
   }
   bytes_beside_ = listed_bytes_ - std::min(listed_bytes_, bytes_);
+  for (const std::string& want : std::exchange(wants_, {})) {  // It is known now.
+    store_.Delete(want, TimePoint::max(), [](const Failure&, const ObjectInfo&) {});
+  }
   Decide();
 }
 

@@ -8,11 +8,12 @@
 //           the keys that it has read since (a tell); whoever holds the lease reads them when it decides.
 //   order   Leaf first, unused longest first (leaf_order.h). Who is whose child stands in the frames' headers: the
 //           holder reads each once, 4 KiB, unless it has saved or loaded the frame itself.
+//   wants   A node whose frame finds no room writes an object among the frames whose name says how large it is, so that
+//           the next listing tells the holder: it may have seen none as large, and have no reason to collect.
 //
 // The tier lists the bucket anyway, and hands the holder what it sees: BeginListing, Listed for each frame, EndListing.
 #pragma once
 
-#include <algorithm>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <chrono>
 #include <cstddef>
@@ -75,7 +76,8 @@ class S3Collector {
   bool holds_lease() const { return clock_.Now() < lease_until_; }
   // So full that a collection is due.
   bool near_full(uint64_t bytes) const;
-  void Wanted(uint64_t bytes) { frame_bytes_ = std::max(frame_bytes_, bytes); }  // A frame found no room.
+  void Wanted(uint64_t bytes);              // A frame found no room here.
+  void SawBeside(const std::string& name);  // By a listing: an object among the frames that is none.
 
   void Used(const FrameInfo& info);
   void Saved(const FrameInfo& info, uint64_t bytes);
@@ -151,6 +153,9 @@ class S3Collector {
   uint64_t bytes_beside_ = 0;                                    // Of frames that found no room in frames_.
   bool listing_ = false;                                         // One that began with the lease.
   uint64_t frame_bytes_ = 0;                                     // Of the largest that was seen or wanted.
+  uint64_t wanted_bytes_ = 0;                                    // As we told last, ...
+  TimePoint wanted_until_{};                                     // ... and until when that is enough.
+  std::vector<std::string> wants_;                               // Of others, by the listing under way.
 
   bool collecting_ = false;
   Why why_ = kSize;

@@ -70,6 +70,7 @@ void S3Listing::ListPage(const std::string& token) {
                    [this](const Failure& failure, const s3::ListPage& page) {
                      for (const auto& object : page.objects) {
                        const std::optional<Digest> key = deps_.names.KeyOf(object.key);
+                       if (!key && deps_.collector) deps_.collector->SawBeside(object.key);
                        if (!key || deps_.is_leaving(*key)) continue;
                        if (object.bytes > 0) deps_.index.Saw(*key, object.bytes, deps_.clock.Now());
                        seen_bytes_ += static_cast<int64_t>(object.bytes);
