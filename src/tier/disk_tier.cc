@@ -198,11 +198,13 @@ CloseReport DiskTier::Close(TimePoint deadline) {
 // ---- Recovery
 
 void DiskTier::Step(Task task) {
-  auto run = [this, task = std::move(task)] {
-    if (!stopping_.load(std::memory_order_relaxed)) return task();
-    EndScan();
-  };
-  background_jobs_.Add({.run = run, .drop = run});
+  background_jobs_.Add({.run =
+                            [this, task = std::move(task)] {
+                              if (!stopping_.load(std::memory_order_relaxed)) return task();
+                              EndScan();
+                            },
+                        // Also of an executor that has gone: going on here would go through all of it on one stack.
+                        .drop = [this] { EndScan(); }});
 }
 
 void DiskTier::EndScan() {
