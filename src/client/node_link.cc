@@ -29,7 +29,8 @@ Joining JoinNode(const std::string& socket, const std::shared_ptr<const Waker>& 
     if (abandoned()) return {};
     if (received == Received::kBroken) return {.why = "it hung up; its own log says why (node_session_refused)"};
     const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return {.why = "it listens and does not answer; is it stopped, or out of memory?"};
+    if (left.count() <= 0)
+      return {.why = "it listens and does not answer; is it stopped, or out of memory?", .silent = true};
     pollfd fds[] = {{.fd = waker->fd.get(), .events = POLLIN, .revents = 0},
                     {.fd = link->fd.get(), .events = POLLIN, .revents = 0}};
     poll(fds, 2, static_cast<int>(left.count()));

@@ -145,7 +145,7 @@ bool NodeTalker::Join() {
     std::lock_guard lock(mutex_);
     link_ = current_;
     if (current_) tier_names_ = current_->tier_names;
-    first_attempt_over_ = true;
+    if (!joining.silent) first_attempt_over_ = true;
   }
   attempted_.notify_all();
   if (current_) {
