@@ -2,13 +2,13 @@
 // find the node again; a node that keeps what a dead engine was lent. Nodes and engines are processes of their own,
 // this program anew, and are killed with -9 at any moment.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
