@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -54,8 +53,9 @@ _LIBC = ctypes.CDLL(None)
 
 
 def private_socket(engine_id: str) -> str:
-    """The same for both processes of an engine; short, as socket paths have to be."""
-    return str(Path(tempfile.gettempdir()) / f"terrace-{sha256(engine_id.encode()).hexdigest()[:16]}.sock")
+    """The same for both processes of an engine; a name without a file, so that nothing stays behind of a node that is
+    killed."""
+    return f"@terrace-{sha256(engine_id.encode()).hexdigest()[:32]}"
 
 
 def program() -> str:
