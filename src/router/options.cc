@@ -118,6 +118,8 @@ Result<BackendAddress> ParseBackendUrl(std::string_view url) {
   if (url.find('@') != std::string_view::npos) return refuse("it has credentials in it; clients' keys are passed on");
   if (url.starts_with("https://")) return refuse("https is not supported; use http inside the cluster");
   if (!url.starts_with(kScheme)) return refuse("expected http://HOST or http://HOST:PORT");
+  if (url.find('?') != std::string_view::npos)
+    return refuse("it has a query; leave it out, queries come from the requests");
   std::string_view rest = url.substr(kScheme.size());
   const size_t slash = rest.find('/');
   if (slash != std::string_view::npos && slash + 1 < rest.size()) {
