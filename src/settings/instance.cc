@@ -192,6 +192,9 @@ Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>
 Result<Tiers> ReadTiers(const config::Values& values) {
   Tiers tiers;
   tiers.ram_bytes_max = values.Bytes("ram");
+  if (tiers.ram_bytes_max == 0) {
+    return Fail(Code::kInvalid, values.Place("ram") + " 0 is no room: all loads and saves go through RAM; 2GiB, say");
+  }
   tiers.shared.directory = values.Text("shared");
   tiers.allow_degraded = values.Bool("allow-degraded");
   tiers.shared.open_lazily = tiers.allow_degraded;
@@ -201,6 +204,9 @@ Result<Tiers> ReadTiers(const config::Values& values) {
     if (!values.IsSet("disk-size"))
       return Fail(Code::kInvalid, values.Place("disk") + " needs --disk-size, its cap: 20GiB, say");
     tiers.disk.bytes_max = values.Bytes("disk-size");
+    if (tiers.disk.bytes_max == 0) {
+      return Fail(Code::kInvalid, values.Place("disk-size") + " 0 is no room: give some, or leave --disk out");
+    }
   } else if (values.IsSet("disk-size")) {
     return Fail(Code::kInvalid, values.Place("disk-size") + " bounds --disk, and there is none");
   }

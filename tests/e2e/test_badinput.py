@@ -139,6 +139,8 @@ def test_an_unknown_flag_names_the_nearest(model_f16: Path):
     [
         (["--ram", "5 apples"], "ram"),
         (["--ram", "-1"], "ram"),
+        (["--ram", "0"], "--ram 0 is no room"),
+        (["--disk", "/tmp", "--disk-size", "0"], "--disk-size 0 is no room"),
         (["--kv-type", "f17"], "kv-type"),
         (["--strict=flase"], "strict"),
         (["--chunk", "100"], "chunk"),
