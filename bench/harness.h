@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace terrace::bench {
@@ -125,6 +126,30 @@ inline nlohmann::json ToJson(const std::vector<Row>& rows) {
                    {"spread", r.spread}});
   }
   return out;
+}
+
+// One part of a benchmark; the rows that it adds are printed.
+inline void RunPart(std::vector<Row>& rows, const std::function<void()>& part) {
+  const size_t before = rows.size();
+  part();
+  for (size_t i = before; i < rows.size(); ++i) Print(rows[i]);
+}
+
+// What scripts/bench reads. `about`: how the rows were made.
+inline void WriteRows(const std::string& out, const std::vector<Row>& rows, nlohmann::json about) {
+  about["rows"] = ToJson(rows);
+  about["cores"] = std::thread::hardware_concurrency();
+  std::ofstream(out) << about.dump(2) << '\n';
+}
+
+// The words of a command line up to `--peer`, and what follows it.
+struct CommandLine {
+  std::vector<std::string> words, peer;
+};
+inline CommandLine ReadCommandLine(int argc, char** argv) {
+  const std::vector<std::string> all(argv + std::min(argc, 1), argv + argc);
+  const auto peer = std::find(all.begin(), all.end(), "--peer");
+  return {{all.begin(), peer}, {peer == all.end() ? peer : peer + 1, all.end()}};
 }
 
 }  // namespace terrace::bench

@@ -171,7 +171,7 @@ int Main(const std::string& self, const std::string& out, const std::string& scr
     row.spread = (*high - *low) / row.value;
     add(row);
   }
-  std::ofstream(out) << nlohmann::json{{"rows", ToJson(rows)}, {"threads", threads}}.dump(2) << '\n';
+  WriteRows(out, rows, {{"threads", threads}});
   return 0;
 }
 

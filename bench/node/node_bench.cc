@@ -219,11 +219,7 @@ void PeerRows(std::vector<Row>& rows, Peer& peer, uint64_t bytes, uint64_t count
 
 int Main(const std::string& out, const std::vector<std::string>& parts, const std::vector<std::string>& peer_command) {
   std::vector<Row> rows;
-  const auto run = [&](const std::function<void()>& part) {
-    const size_t before = rows.size();
-    part();
-    for (size_t i = before; i < rows.size(); ++i) Print(rows[i]);
-  };
+  const auto run = [&](const std::function<void()>& part) { RunPart(rows, part); };
   const auto wanted = [&](const char* part) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   if (wanted("copy")) {
     run([&] { CopyRows(rows, 8 * kMiB, 32); });
@@ -235,12 +231,7 @@ int Main(const std::string& out, const std::vector<std::string>& parts, const st
     run([&] { PeerRows(rows, peer, 8 * kMiB, 32); });
     run([&] { PeerRows(rows, peer, 36 * kMiB, 8); });
   }
-  std::ofstream(out) << nlohmann::json{{"rows", ToJson(rows)},
-                                       {"rounds", kRounds},
-                                       {"peer_rounds", kPeerRounds},
-                                       {"cores", std::thread::hardware_concurrency()}}
-                            .dump(2)
-                     << '\n';
+  WriteRows(out, rows, {{"rounds", kRounds}, {"peer_rounds", kPeerRounds}});
   return 0;
 }
 
@@ -248,13 +239,11 @@ int Main(const std::string& out, const std::vector<std::string>& parts, const st
 }  // namespace terrace::bench
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  const auto [words, peer] = terrace::bench::ReadCommandLine(argc, argv);
   if (words.size() == 2 && words[0] == "--be-node") return terrace::bench::BeNode(argv[2]);
-  const auto peer = std::find(words.begin(), words.end(), "--peer");
-  if (peer - words.begin() < 3) {
+  if (words.size() < 3) {
     std::fprintf(stderr, "usage: node_bench OUT.json SCRATCH_DIR PART... [--peer COMMAND...]\n");
     return 2;
   }
-  return terrace::bench::Main(words[0], {words.begin() + 2, peer},
-                              {peer == words.end() ? peer : peer + 1, words.end()});
+  return terrace::bench::Main(words[0], {words.begin() + 2, words.end()}, peer);
 }

@@ -275,21 +275,14 @@ class Bench {
 int Main(const std::string& out, const std::vector<std::string>& parts, const std::vector<std::string>& peer_command) {
   std::vector<Row> rows;
   const auto run = [&](const char* name, const std::function<void()>& part) {
-    if (std::find(parts.begin(), parts.end(), name) == parts.end()) return;
-    const size_t before = rows.size();
-    part();
-    for (size_t i = before; i < rows.size(); ++i) Print(rows[i]);
+    if (std::find(parts.begin(), parts.end(), name) != parts.end()) RunPart(rows, part);
   };
   run("plain", [&] { Bench(false).Moves(rows); });
   run("tls", [&] { Bench(true).Moves(rows); });
   run("visible", [&] { Bench(false).Visible(rows); });
   run("ttft", [&] { Bench(false).Restores(rows); });
   run("peer", [&] { Bench(false).BesidePeer(rows, peer_command); });
-  std::ofstream(out) << nlohmann::json{{"rows", ToJson(rows)},
-                                       {"rounds", kRounds},
-                                       {"cores", std::thread::hardware_concurrency()}}
-                            .dump(2)
-                     << '\n';
+  WriteRows(out, rows, {{"rounds", kRounds}});
   return 0;
 }
 
@@ -297,12 +290,10 @@ int Main(const std::string& out, const std::vector<std::string>& parts, const st
 }  // namespace terrace::bench
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  const auto peer = std::find(words.begin(), words.end(), "--peer");
-  if (peer - words.begin() < 2) {
+  const auto [words, peer] = terrace::bench::ReadCommandLine(argc, argv);
+  if (words.size() < 2) {
     std::fprintf(stderr, "usage: s3_bench OUT.json PART... [--peer COMMAND...]\n");
     return 2;
   }
-  return terrace::bench::Main(words[0], {words.begin() + 1, peer},
-                              {peer == words.end() ? peer : peer + 1, words.end()});
+  return terrace::bench::Main(words[0], {words.begin() + 1, words.end()}, peer);
 }

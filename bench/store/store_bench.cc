@@ -127,11 +127,7 @@ void RamCopy(std::vector<Row>& rows, uint64_t bytes) {
 int Main(const std::string& out, const std::string& scratch, const std::vector<std::string>& parts,
          const std::vector<std::string>& peer_command) {
   std::vector<Row> rows;
-  const auto run = [&](const std::function<void()>& part) {
-    const size_t before = rows.size();
-    part();
-    for (size_t i = before; i < rows.size(); ++i) Print(rows[i]);
-  };
+  const auto run = [&](const std::function<void()>& part) { RunPart(rows, part); };
   const auto wanted = [&](const char* part) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   constexpr uint64_t kMiB = 1 << 20;
   if (wanted("memory")) {
@@ -156,12 +152,7 @@ int Main(const std::string& out, const std::string& scratch, const std::vector<s
       run([&] { PeerRows(rows, kPeerRounds, peer, pair, scratch, 36 * kMiB, 8); });
     }
   }
-  std::ofstream(out) << nlohmann::json{{"rows", ToJson(rows)},
-                                       {"rounds", kRounds},
-                                       {"peer_rounds", kPeerRounds},
-                                       {"cores", std::thread::hardware_concurrency()}}
-                            .dump(2)
-                     << '\n';
+  WriteRows(out, rows, {{"rounds", kRounds}, {"peer_rounds", kPeerRounds}});
   return 0;
 }
 
@@ -169,12 +160,10 @@ int Main(const std::string& out, const std::string& scratch, const std::vector<s
 }  // namespace terrace::bench
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  const auto peer = std::find(words.begin(), words.end(), "--peer");
-  if (peer - words.begin() < 3) {
+  const auto [words, peer] = terrace::bench::ReadCommandLine(argc, argv);
+  if (words.size() < 3) {
     std::fprintf(stderr, "usage: store_bench OUT.json SCRATCH_DIR PART... [--peer COMMAND...]\n");
     return 2;
   }
-  return terrace::bench::Main(words[0], words[1], {words.begin() + 2, peer},
-                              {peer == words.end() ? peer : peer + 1, words.end()});
+  return terrace::bench::Main(words[0], words[1], {words.begin() + 2, words.end()}, peer);
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plain_request import plain_request
 from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
 from terrace_kv.vllm.content import Contents, file_digest
@@ -100,18 +101,7 @@ class Scheduler:
         self.manager = ours.Manager(client, spaces, deadline_s, lambda: None)
 
     def add(self, tokens: int, **more: object) -> ReqContext:
-        self.request = SimpleNamespace(
-            request_id="r",
-            all_token_ids=list(range(tokens)),
-            num_tokens=tokens,
-            cache_salt=None,
-            lora_request=None,
-            mm_features=[],
-            prompt_embeds=None,
-            pooling_params=None,
-            skip_reading_prefix_cache=False,
-        )
-        vars(self.request).update(more)
+        self.request = plain_request("r", list(range(tokens)), **more)
         self.manager.track(self.request)
         context = ReqContext(req_id="r")
         self.manager.on_new_request(context)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import terrace_kv
+from plain_request import plain_request
 from terrace_kv import Chain, Client
 from terrace_kv.vllm.engine import LookupResult, ReqContext
 from terrace_kv.vllm.manager import Manager
@@ -53,17 +54,7 @@ def play(client: Client, log: Path) -> None:
     hits = 0
     with traced(log):
         for number in range(50):
-            request = SimpleNamespace(
-                request_id=str(number),
-                all_token_ids=tokens(number),
-                num_tokens=CHUNK * CHUNKS + 1,
-                cache_salt=None,
-                lora_request=None,
-                mm_features=[],
-                prompt_embeds=None,
-                pooling_params=None,
-                skip_reading_prefix_cache=False,
-            )
+            request = plain_request(str(number), tokens(number))
             manager.track(request)
             context = ReqContext(req_id=request.request_id)
             keys = [hashlib.sha256(b"%d %d" % (number, i)).digest() + bytes(4) for i in range(CHUNKS)]
