@@ -82,27 +82,23 @@ SegmentHashes HashSegments(std::span<const std::byte> bytes) {
 
 namespace {
 
-// Copying waits for memory and hashing for the core, so the one is hidden behind the other: while a block is hashed out
-// of the first-level cache, the lines of the next one, source and target, are on their way. Plain copy and hash in turn
-// reaches 0.75 of memcpy, this 0.95 (36 MiB, nothing in the cache). `ahead` bytes of `from` and `to` may be asked for,
-// at least those to be copied.
+// Copying waits for memory and hashing for the core, so the one is hidden behind the other: while a step is copied and
+// hashed out of the first-level cache, the lines of later ones, source and target, are on their way. Small steps, so
+// that memory never waits for the core. Plain copy and hash in turn reaches 0.75 of memcpy, this 0.9 and more (36 MiB,
+// nothing in the cache). `ahead` bytes of `from` and `to` may be asked for, at least those to be copied.
 void CopyInto(XXH3_state_t& state, const std::byte* from, std::byte* to, size_t bytes, size_t ahead) {
-  // Two blocks, each with source and target, fill a first-level cache of 32 KiB.
-  constexpr size_t kBlockBytes = 8 << 10;
-  // Lines are asked for in steps: all at once would wait for the few that a core can have on their way.
-  constexpr size_t kStepBytes = 1 << 10;
+  constexpr size_t kStepBytes = 768;  // The state keeps 256 bytes for itself each time: not much smaller.
+  constexpr size_t kAheadBytes = 2 << 10;
   constexpr size_t kLineBytes = 64;
-  for (size_t block = 0; block < bytes; block += kBlockBytes) {
-    const size_t block_end = std::min(bytes, block + kBlockBytes);
-    std::memcpy(to + block, from + block, block_end - block);
-    for (size_t step = block; step < block_end; step += kStepBytes) {
-      const size_t ahead_end = std::min(ahead, step + kBlockBytes + kStepBytes);
-      for (size_t at = step + kBlockBytes; at < ahead_end; at += kLineBytes) {
-        __builtin_prefetch(from + at, 0);
-        __builtin_prefetch(to + at, 1);
-      }
-      XXH3_64bits_update(&state, to + step, std::min(kStepBytes, block_end - step));
+  for (size_t step = 0; step < bytes; step += kStepBytes) {
+    const size_t step_bytes = std::min(kStepBytes, bytes - step);
+    const size_t ahead_end = std::min(ahead, step + kAheadBytes + kStepBytes);
+    for (size_t at = step + kAheadBytes; at < ahead_end; at += kLineBytes) {
+      __builtin_prefetch(from + at, 0);
+      __builtin_prefetch(to + at, 1);
     }
+    std::memcpy(to + step, from + step, step_bytes);
+    XXH3_64bits_update(&state, to + step, step_bytes);
   }
 }
 
