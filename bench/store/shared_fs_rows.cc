@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <filesystem>
 #include <thread>
 
@@ -13,6 +14,7 @@
 #include "chunk/frame.h"
 #include "io/file_io.h"
 #include "terrace/metrics.h"
+#include "tier/shared_fs_dir.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace::bench {
@@ -68,6 +70,13 @@ void SharedFsRows(std::vector<Row>& rows, int rounds, const std::string& scratch
   const auto io = RealFileIo();
   const SystemClock clock;
   Metrics metrics;
+  // A share in use has them: a save makes one of them only 4096 times ever.
+  for (size_t i = 0; i < kFanOut; ++i) {
+    std::array<char, 4> name{};
+    std::snprintf(name.data(), name.size(), "%03zx", i);
+    std::filesystem::create_directories(directory + "/frames/" + name.data());
+  }
+  sync();
   const auto tier = OpenSharedFsTier({.directory = directory}, {.io = *io, .clock = clock, .metrics = metrics}).value();
   Frames batch(bytes, frames);
 

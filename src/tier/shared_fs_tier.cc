@@ -31,8 +31,9 @@ namespace {
 
 constexpr const char* kTierName = "shared_fs";
 
-// Saves wait for fsync, and more than two of them only share the same bandwidth.
-constexpr size_t kSaveThreads = 2;
+// Saves wait for fsync, and those that wait together share its cost: with 2 threads frames of 2 MiB are saved at 0.8 of
+// the rate that they are with 8.
+constexpr size_t kSaveThreads = 8;
 
 // Names proven in one step of the scan: at 1 ms each over NFS, journals wait 64 ms for the thread.
 constexpr size_t kScanStepFrames = 64;
