@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <random>
+#include <regex>
 #include <thread>
 
 #include "terrace/metrics.h"
@@ -227,11 +228,14 @@ TEST(StoreFaults, UnderRandomTrafficWithFaultsTheBooksBalance) {
     clients.emplace_back([&, i] { Traffic(*store, lower, seed + i, tally); });
   }
   for (std::thread& client : clients) client.join();
-  const TimePoint deadline = Soon();
-  const auto busy = [&] { return store->pending_saves() > 0 || store->ram_stats().pinned_bytes > 0; };
-  while (busy() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-  EXPECT_EQ(store->pending_saves(), 0u);
-  EXPECT_EQ(store->ram_stats().pinned_bytes, 0u);
+  // Once, and not for good: now and then the store checks what is in RAM, and holds each chunk while it does.
+  const auto idle = [&] { return store->pending_saves() == 0 && store->ram_stats().pinned_bytes == 0; };
+  bool was_idle = idle();
+  for (const TimePoint patience = Soon(); !was_idle && std::chrono::steady_clock::now() < patience;) {
+    std::this_thread::yield();
+    was_idle = idle();
+  }
+  EXPECT_TRUE(was_idle) << store->pending_saves() << " saves, pinned bytes: " << store->ram_stats().pinned_bytes;
 
   uint64_t answered = 0;
   for (size_t t = 0; t < store->tier_names().size(); ++t) {
@@ -267,9 +271,10 @@ TEST(StoreFaults, UnderRandomTrafficWithFaultsTheBooksBalance) {
   EXPECT_EQ(store->ram_stats().frames, frames);
   EXPECT_EQ(store->ram_stats().bytes, frames * 12'288);
 
-  const std::string before = metrics.Text();
+  const auto text = [&] { return std::regex_replace(metrics.Text(), std::regex("terrace_tier_pinned_bytes.*\n"), ""); };
+  const std::string before = text();
   for (int i = 0; i < 1000; ++i) (void)store->health();
-  EXPECT_EQ(metrics.Text(), before);
+  EXPECT_EQ(text(), before);
   timers.Stop();
 }
 
