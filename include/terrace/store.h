@@ -134,7 +134,7 @@ class Store {
 struct StoreOptions {
   uint64_t ram_bytes_max = 2ull << 30;             // Hard cap, staging included.
   uint64_t write_behind_bytes_max = 512ull << 20;  // Per lower tier, of pinned RAM.
-  size_t save_in_flight_max = 4;                   // Per lower tier.
+  size_t save_in_flight_max = 8;                   // Per lower tier: together they share the cost of a sync.
   // Runs the store's own work: hashing, scrubbing. One task at a time, in order. Null: a thread of the store's own.
   // Given (by the simulation), it runs nothing any more when the store is destroyed.
   Executor* executor = nullptr;
