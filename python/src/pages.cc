@@ -11,12 +11,35 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// A save is a copy into RAM; beyond this the storage below hangs in a way it should not, and the chunk is given up.
+// For copies into RAM. Beyond this whoever makes them hangs, and what is not copied yet is given up.
 constexpr std::chrono::seconds kFlushMax{10};
 
 double SecondsSince(TimePoint begun) { return std::chrono::duration<double>(steady_clock::now() - begun).count(); }
 
 }  // namespace
+
+class Pages::Reading {
+ public:
+  // To be given to the client as the owner of the pages: it drops that with its last copy.
+  static std::shared_ptr<const void> Owner(const std::shared_ptr<Reading>& reading) {
+    return {reading.get(), [reading](const void*) {
+              {
+                std::lock_guard lock(reading->mutex_);
+                reading->over_ = true;
+              }
+              reading->changed_.notify_all();
+            }};
+  }
+  bool Wait(TimePoint deadline) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, deadline, [&] { return over_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;  // Guarded by mutex_.
+};
 
 Result<std::unique_ptr<Pages>> Pages::Create(std::shared_ptr<Client> client, std::vector<Tensor> tensors,
                                              std::vector<std::vector<Part>> groups, size_t blocks_per_chunk) {
@@ -51,7 +74,7 @@ Pages::Pages(std::shared_ptr<Client> client, std::vector<Tensor> tensors, std::v
 Pages::~Pages() {
   for (const SaveJob& save : saves_) {
     save.call->Cancel();
-    save.call->Wait(TimePoint::max());  // Ends with the copy under way: the pages are the caller's again.
+    save.reading->Wait(TimePoint::max());  // Ends with the copy under way: the pages are the caller's again.
   }
   {
     std::lock_guard lock(mutex_);
@@ -146,7 +169,8 @@ Result<void> Pages::Save(uint64_t job, std::vector<FrameInfo> infos, const Block
                                       std::to_string(chunks[i].info.payload_bytes));
     }
   }
-  save.call = client_->Save(std::move(chunks), nullptr);
+  save.reading = std::make_shared<Reading>();
+  save.call = client_->Save(std::move(chunks), Reading::Owner(save.reading));
   saves_.push_back(std::move(save));
   return {};
 }
@@ -174,9 +198,9 @@ void Pages::Wait(std::span<const uint64_t> jobs) {
   for (const uint64_t job : jobs) {
     const auto save = std::ranges::find(saves_, job, &SaveJob::job);
     if (save != saves_.end()) {
-      if (!save->call->Wait(deadline)) {
+      if (!save->reading->Wait(deadline)) {
         save->call->Cancel();
-        save->call->Wait(TimePoint::max());
+        save->reading->Wait(TimePoint::max());
       }
       continue;
     }

@@ -7,7 +7,8 @@
 //
 // Jobs are started by vLLM's thread, which only lists addresses, and are asked for by number. A load copies from leased
 // memory and can't fail. A save hands vLLM's own pages to the client; vLLM keeps them as they are until the job is
-// done, and a save that is declined is done, too: it costs a later hit, nothing else.
+// done, or waits for its copies if it needs them earlier. A save that is declined is done, too: it costs a later hit,
+// nothing else.
 #pragma once
 
 #include <condition_variable>
@@ -84,9 +85,12 @@ class Pages {
     uint64_t bytes = 0;
     TimePoint begun;
   };
+  // Ends when a save's pages are not read any more, which is before it is settled.
+  class Reading;
   struct SaveJob {
     uint64_t job = 0;
     std::shared_ptr<CallOf<SavedChunk>> call;
+    std::shared_ptr<Reading> reading;
     uint64_t bytes = 0;
     TimePoint begun;
   };

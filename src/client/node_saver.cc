@@ -87,7 +87,7 @@ void NodeSaver::AskNeeds(std::vector<Digest> keys,
                          std::function<void(const LinkPtr&, const std::vector<uint8_t>&)> then,
                          const NodeTalker::OnLost& on_lost) {
   talker_.Ask<Digest>(
-      {.kind = Kind::kNeeds}, keys, Now() + kAnswerMax,
+      {.kind = Kind::kNeeds}, keys, Now() + std::min(kAnswerMax, save_max_),
       [=, count = keys.size()](const LinkPtr& link, const Message& message) {
         if (message.header.count == count) {
           then(link, message.Items<uint8_t>());
@@ -96,7 +96,11 @@ void NodeSaver::AskNeeds(std::vector<Digest> keys,
         }
         return true;
       },
-      on_lost);
+      // A node that hangs is left: every save would wait that long, and with each the engine that needs its pages anew.
+      [=, this](Reason reason) {
+        if (reason == Reason::kTimeout) talker_.Leave();
+        on_lost(reason);
+      });
 }
 
 // Runs `then` when there is a segment for chunks of `bytes`, or there can't be one.

@@ -98,6 +98,35 @@ TEST_F(NodeJoin, AnotherVersionIsSaidOnceWithBothNumbersAndTriedAgain) {
   EXPECT_NE(refusals[0].find("one release"), std::string::npos) << refusals[0];
 }
 
+// A node by hand that welcomes a client and says nothing more.
+TEST_F(NodeJoin, ANodeThatDoesNotAnswerIsLeftSoThatTheNextSaveNeedNotWait) {
+  const Fd listener = ListenAt(socket).value();
+  const Fd arena = NewSharedMemory("arena", 4096).value();
+  std::thread node([&] {
+    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+    poll(&event, 1, 30'000);
+    const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    event.fd = fd.get();
+    std::vector<std::byte> bytes;
+    Fd none;
+    while (poll(&event, 1, 30'000) == 1 && ReceiveMessage(fd.get(), bytes, none) == Received::kMessage) {
+      const wire::Header asked = wire::Decode(bytes).value().header;
+      const wire::Header answer{.kind = wire::Kind::kWelcome, .call = asked.call, .numbers = {1, 4096}};
+      if (asked.kind == wire::Kind::kHello) SendMessage(fd.get(), wire::Encode(answer), arena.get());
+    }
+  });
+  const auto client = NewNodeClient({.node_wait = 30s, .save_max = 100ms}, socket);
+  for (const Reason reason : {Reason::kTimeout, Reason::kUnavailable}) {
+    const auto payload = std::make_shared<std::vector<std::byte>>(8192);
+    FrameInfo info;
+    info.payload_bytes = payload->size();
+    const auto save = client->Save({{info, {*payload}}}, payload);
+    ASSERT_TRUE(save->Wait(Soon()));
+    EXPECT_EQ(save->Poll(0)->reason, reason);
+    if (reason == Reason::kTimeout) node.join();  // The client has hung up.
+  }
+}
+
 // A node by hand that takes all a client says and never answers a commit. It has room for one chunk.
 TEST_F(NodeJoin, WhatANodeMayStillBeReadingIsNotWrittenTo) {
   constexpr uint64_t kChunkBytes = 8192;
