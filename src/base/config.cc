@@ -393,7 +393,7 @@ bool Values::IsGiven(std::string_view name) const { return Find(name).origin != 
 
 std::optional<std::string> Values::Written(std::string_view name) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end() || found->second.option.type == Type::kSecret || !IsSet(name)) return std::nullopt;
+  if (found == entries_.end() || !IsSet(name)) return std::nullopt;
   return found->second.value;
 }
 

@@ -50,7 +50,7 @@ class Values {
   std::vector<std::string> List(std::string_view name) const;  // By commas, by repeated flags, or a YAML list.
   bool IsSet(std::string_view name) const;                     // Not from the default, or the default is not "".
   bool IsGiven(std::string_view name) const;                   // Not from the default.
-  // As a user would write it, of any option; nothing if it is not set, not known, or secret.
+  // As a user would write it, of any option, secrets included; nothing if it is not set, or not known.
   std::optional<std::string> Written(std::string_view name) const;
   // How an error names the option, so that it is found where it was set: "--chunk", "TERRACE_CHUNK", "node.yaml:3
   // chunk".

@@ -19,20 +19,21 @@ DRAIN_S = 20.0
 # LMCache's file and the settings of engines: a node is told what they come to. And what binds OpenMP's threads to the
 # cores that compute: it would bind the node, too.
 NOT_FOR_A_NODE = ("TERRACE_", "LMCACHE_", "OMP_", "GOMP_", "KMP_")
-# What a node is told, and which of them has to be set for it to be said.
+# A bucket is named by one of these.
+BUCKET = ("s3-bucket", "s3-endpoint")
+# What a node is told, and one of which has to be set for it to be said.
 SETTINGS = {
     "ram": (),
     "shared": (),
     "disk": (),
     "disk-size": ("disk",),
-    "s3-bucket": (),
-    **{name: ("shared", "s3-bucket") for name in ("shared-size", "shared-ttl")},
+    **{name: () for name in BUCKET},
+    **{name: ("shared", *BUCKET) for name in ("shared-size", "shared-ttl")},
     "shared-free-min": ("shared",),
-    "allow-degraded": ("shared", "disk", "s3-bucket"),
+    "allow-degraded": ("shared", "disk", *BUCKET),
     **{
-        f"s3-{name}": ("s3-bucket",)
+        f"s3-{name}": BUCKET
         for name in (
-            "endpoint",
             "prefix",
             "region",
             "ca-file",
