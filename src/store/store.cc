@@ -121,8 +121,18 @@ class StoreImpl final : public Store {
 
   // Probe, with the reason if a tier could not be asked; else kNone.
   void AskTiers(std::span<const Digest> keys, TimePoint deadline, std::function<void(Reason)> done);
-  // The flight of a chunk: landed already, joined, or begun now from the fastest tier that has it.
-  FlightPtr Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline);
+  // Whatever a load from below needs until it lands.
+  struct Staging {
+    Digest space, key;
+    uint64_t payload_bytes = 0;
+    TimePoint deadline;
+    FlightPtr flight;
+  };
+  // The flight of a chunk: landed already, joined, or new; then `begun` says what to Start, soon and with no lock held.
+  FlightPtr Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline,
+                  std::optional<Staging>& begun);
+  // Loads it from the fastest tier that has it. It may land at once, and all who wait for it are told on this thread.
+  void Start(Staging staging);
   // Makes room for one chunk if RAM has none: eviction is leaf first, so a prefix larger than RAM can go on only by
   // giving up its own head. Drops those of `heads` that a lower tier holds, from the first on, until a chunk fits.
   // Returns how many it went over.
@@ -131,13 +141,6 @@ class StoreImpl final : public Store {
   void CountItem(const LoadJob::Item& item);
 
  private:
-  // Whatever a load from below needs until it lands.
-  struct Staging {
-    Digest space, key;
-    uint64_t payload_bytes = 0;
-    TimePoint deadline;
-    FlightPtr flight;
-  };
   std::optional<LoadJob::Item> FromRam(const Digest& space, const Digest& key, uint64_t payload_bytes);
   void FetchFrom(size_t lower, Staging staging, Reason reason_so_far);
   void Landed(size_t lower, const Staging& staging, const std::shared_ptr<RamSlot>& slot, const LoadResult& result,
@@ -192,11 +195,11 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
   void Begin() {
     std::span<const Digest> unknown;
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       if (store_.asks()) known_ = store_.Lookup(keys_).chunks;
       unknown = std::span(keys_).subspan(known_);
       asking_ = !unknown.empty();
-      Advance(0);
+      Advance(0, lock);
       if (!asking_) return;
     }
     const TimePoint until = std::min(deadline_, std::chrono::steady_clock::now() + kAskMax);
@@ -216,7 +219,7 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
       // While this waited for its turn, others may have computed it.
       if (i >= known_) LookAgain();
       if (i >= known_) return Counted(MissItem(why_unknown_));
-      Advance(i);
+      Advance(i, lock);
       flight = flights_[i];
     }
     if (!flight) return Counted(MissItem(Reason::kCancelled));  // Taken before.
@@ -224,8 +227,8 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     std::optional<Item> item = flight->Wait(until);
     if (item && MayWorkNow(item->reason) && std::chrono::steady_clock::now() < until) {
       {
-        std::lock_guard lock(mutex_);
-        flight = FetchAgain(i);
+        std::unique_lock lock(mutex_);
+        flight = FetchAgain(i, lock);
       }
       item = flight->Wait(until);
     }
@@ -247,12 +250,12 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     }
     if (i >= known_) LookAgain();
     if (i >= known_) return true;
-    Advance(i);
+    Advance(i, lock);
     if (!flights_[i]) return true;
     const std::optional<Reason> landed = flights_[i]->LandedOr(later);
     if (!landed || !MayWorkNow(*landed) || std::chrono::steady_clock::now() >= deadline_) return landed.has_value();
-    flights_[i] = FetchAgain(i);  // As in Wait.
-    return flights_[i]->LandedOr(std::move(later)).has_value();
+    const FlightPtr again = FetchAgain(i, lock);  // As in Wait.
+    return again->LandedOr(std::move(later)).has_value();
   }
 
  private:
@@ -264,11 +267,11 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
   void Asked(Reason trouble) {
     std::vector<std::function<void()>> told;
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       asking_ = false;
       trouble_ = trouble;
       LookAgain();
-      Advance(next_ == 0 ? 0 : next_ - 1);
+      Advance(next_ == 0 ? 0 : next_ - 1, lock);
       told.swap(to_tell_);
     }
     asked_.notify_all();
@@ -280,21 +283,28 @@ class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImp
     why_unknown_ = trouble_ == Reason::kNone ? more.miss_reason : trouble_;
   }
   // Begins what fits into the window beyond item `done`. A prefix larger than RAM is staged while its head is consumed.
-  void Advance(size_t done) {
+  // As FetchBehind, lets go of the lock where others may be told of what lands.
+  void Advance(size_t done, std::unique_lock<std::mutex>& lock) {
     while (next_ < known_ && (next_ <= done || (next_ - done) * payload_bytes_ < store_.window_bytes())) {
-      flights_[next_] = FetchBehind(done, next_);
-      ++next_;
+      FetchBehind(done, next_++, lock);
     }
   }
   // Begins item i, at the cost of those before item `done` if RAM has no room else.
-  FlightPtr FetchBehind(size_t done, size_t i) {
+  FlightPtr FetchBehind(size_t done, size_t i, std::unique_lock<std::mutex>& lock) {
     const size_t heads = done - std::min(done, heads_dropped_);
     heads_dropped_ += store_.MakeRoom(payload_bytes_, std::span(keys_).subspan(heads_dropped_, heads));
-    return store_.Fetch(space_, keys_[i], payload_bytes_, deadline_);
+    std::optional<StoreImpl::Staging> begun;
+    FlightPtr flight = flights_[i] = store_.Fetch(space_, keys_[i], payload_bytes_, deadline_, begun);
+    if (begun) {
+      lock.unlock();
+      store_.Start(*std::move(begun));
+      lock.lock();
+    }
+    return flight;
   }
   // The load was begun by somebody with less time than we have, or while RAM was full of what others waited for.
   static bool MayWorkNow(Reason reason) { return reason == Reason::kTimeout || reason == Reason::kFull; }
-  FlightPtr FetchAgain(size_t i) { return FetchBehind(i, i); }
+  FlightPtr FetchAgain(size_t i, std::unique_lock<std::mutex>& lock) { return FetchBehind(i, i, lock); }
 
   StoreImpl& store_;
   const Digest space_;
@@ -480,7 +490,8 @@ std::optional<LoadJob::Item> StoreImpl::FromRam(const Digest& space, const Diges
   return item;
 }
 
-FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline) {
+FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payload_bytes, TimePoint deadline,
+                           std::optional<Staging>& begun) {
   auto flight = std::make_shared<Flight>();
   if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
     flight->Land(*std::move(item));
@@ -492,17 +503,20 @@ FlightPtr StoreImpl::Fetch(const Digest& space, const Digest& key, uint64_t payl
       flight->Land(MissItem(Reason::kUnavailable));
       return flight;
     }
-    const auto [it, begun] = flights_.try_emplace({key, space, payload_bytes}, flight);
-    if (!begun) return it->second;
+    const auto [it, added] = flights_.try_emplace({key, space, payload_bytes}, flight);
+    if (!added) return it->second;
   }
-  Staging staging{space, key, payload_bytes, deadline, flight};
-  // An earlier flight may have landed between the two looks: it was in RAM before it left flights_.
-  if (std::optional<LoadJob::Item> item = FromRam(space, key, payload_bytes)) {
+  begun = {space, key, payload_bytes, deadline, flight};
+  return flight;
+}
+
+void StoreImpl::Start(Staging staging) {
+  // An earlier flight may have landed since Fetch looked: it was in RAM before it left flights_.
+  if (std::optional<LoadJob::Item> item = FromRam(staging.space, staging.key, staging.payload_bytes)) {
     Finish(staging, *std::move(item));
   } else {
     FetchFrom(0, std::move(staging), Reason::kNone);
   }
-  return flight;
 }
 
 // From the first tier at or below `lower` that believes it has the chunk. `reason_so_far`: why the tiers above it
@@ -633,12 +647,14 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
     return SaveItem{.info = from.info, .payload = from.bytes, .owner = from.pin, .hashes = from.hashes};
   };
   std::vector<SaveItem> chain = {item(std::move(lease))};
+  std::unordered_set<Digest, DigestHash> parents;  // A header from outside may call its own chunk its ancestor.
   for (;;) {
     const FrameInfo& last = chain.back().info;
     if (last.parent == last.space || lower.write_behind->Has(last.parent)) break;
     uint8_t present = 0;
     lower.tier->Contains(std::span(&last.parent, 1), std::span(&present, 1));
     if (present) break;
+    if (!parents.insert(last.parent).second) break;
     std::optional<RamLease> parent = ram_->Acquire(last.parent);
     if (!parent) break;
     chain.push_back(item(*std::move(parent)));

@@ -2,12 +2,16 @@
 // under a lock; a commit whose end nobody hears of.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
+#include <thread>
 
 #include "base/hash.h"
 #include "terrace/metrics.h"
 #include "terrace/store.h"
+#include "tests/support/forwarding_tier.h"
 #include "tests/support/memory_tier.h"
 
 namespace terrace {
@@ -81,6 +85,52 @@ TEST_F(StoreAsync, TheLoadOfAnAskerWithLessTimeIsBegunAnew) {
     ASSERT_EQ(again.get_future().wait_until(Soon()), std::future_status::ready);
   }
   EXPECT_EQ(patient->Wait(0, TimePoint::min()).outcome, Outcome::kHit);
+}
+
+// Claims every chunk and settles a load within the call, as a breaker that has just opened does.
+class RefusingTier final : public ForwardingTier {
+ public:
+  RefusingTier() : ForwardingTier(std::make_unique<MemoryTier>()) {}
+  void Contains(std::span<const Digest>, std::span<uint8_t> present) override { std::ranges::fill(present, 1); }
+  void Load(std::vector<LoadItem> items, TimePoint, std::shared_ptr<LoadBatch> done) override {
+    on_load(items.at(0).key);
+    done->Settle(0, {.reason = Reason::kMissing});
+  }
+  std::function<void(const Digest& key)> on_load = [](const Digest&) {};
+};
+
+// Who waits for a load that another job begins is told by that job's thread. If it held its own job's lock meanwhile,
+// two requests with a prefix in common could stop each other for ever.
+TEST(StoreAsyncJobs, WhoIsToldMayAskAnyJob) {
+  constexpr uint64_t kBytes = 1 << 20;
+  Metrics metrics;
+  auto tier = std::make_unique<RefusingTier>();
+  RefusingTier& refusing = *tier;
+  std::vector<std::unique_ptr<Tier>> tiers;
+  tiers.push_back(std::move(tier));
+  const auto store = OpenStore({.ram_bytes_max = 4 * kBytes}, std::move(tiers), metrics).value();
+  const Digest space = Sha256Of("space");
+  const std::vector<Digest> keys = {Sha256Of("0"), Sha256Of("1"), Sha256Of("2"), Sha256Of("3")};
+  const auto job = store->Load(space, keys, kBytes, Soon());  // Begins two: half of RAM.
+  std::shared_ptr<LoadJob> joined;
+  std::promise<void> answered;
+  std::thread asker;
+  bool told = false;
+  refusing.on_load = [&](const Digest& key) {
+    if (key != keys[2]) return;
+    joined = store->Load(space, {&key, 1}, kBytes, Soon());
+    EXPECT_FALSE(joined->ReadyOr(0, [&] {
+      told = true;
+      asker = std::thread([&] {
+        EXPECT_TRUE(job->ReadyOr(1, [] { FAIL(); }));
+        answered.set_value();
+      });
+      EXPECT_EQ(answered.get_future().wait_until(Soon()), std::future_status::ready);
+    }));
+  };
+  EXPECT_TRUE(job->ReadyOr(1, [] { FAIL(); }));  // Begins the third.
+  ASSERT_TRUE(told);
+  asker.join();
 }
 
 TEST_F(StoreAsync, ACommitSaysThatItsChunkIsVisible) {

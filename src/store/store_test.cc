@@ -378,6 +378,20 @@ TEST_F(StoreTest, ALowerTierThatWasEmptiedIsFilledAgainFromRamParentsFirst) {
   EXPECT_EQ(lower[0]->size(), 4u);
 }
 
+// Such a header can come from outside only, and must not keep the store's thread for ever.
+TEST_F(StoreTest, AChunkThatCallsItselfItsParentIsServedAndNotOfferedToATierThatLacksIt) {
+  Open(64 << 20, 2);
+  const Chain chain(1, 1);
+  FrameInfo info = chain.Info(0);
+  info.parent = info.key;
+  lower[1]->Put(info, std::vector<std::byte>(kChunkBytes, std::byte{1}));
+  EXPECT_EQ(store->Load(chain.space, chain.keys, kChunkBytes, Soon())->Wait(0, Soon()).outcome, Outcome::kHit);
+  const Chain next(2, 1);
+  Save(next, 0);  // By the same thread.
+  WaitForSaves();
+  EXPECT_EQ(lower[0]->size(), 1u);
+}
+
 TEST_F(StoreTest, CloseWritesWhatWasCommitted) {
   Open();
   const Chain chain(1, 20);
