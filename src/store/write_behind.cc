@@ -59,15 +59,22 @@ bool WriteBehind::Enqueue(SaveItem item) {
 }
 
 bool WriteBehind::EnqueueChain(std::vector<SaveItem> chain) {
-  std::vector<Digest> asked = {chain.front().info.parent};
+  const Digest parent = chain.front().info.parent;
+  std::vector<Digest> asked = {parent};
   for (const SaveItem& item : chain) asked.push_back(item.info.key);
   std::vector<uint8_t> present(asked.size());
+  const bool was_here = Has(parent);
   tier_.Contains(asked, present);  // present[i] is of the parent of chain[i].
   std::vector<Entry> gone;
   Reason refused = Reason::kNone;
   bool bound_reached = false;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (was_here && !entries_.contains(parent)) {
+      lock.unlock();  // Settled meanwhile: the tier knows it now, or never will.
+      tier_.Contains(asked, present);
+      lock.lock();
+    }
     for (size_t i = 0; i < chain.size() && refused == Reason::kNone; ++i) {
       const FrameInfo& info = chain[i].info;
       if (present[i + 1] != 0 || entries_.contains(info.key)) continue;
@@ -110,11 +117,18 @@ void WriteBehind::Insert(SaveItem item) {
 }
 
 void WriteBehind::Submit() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(submitting_, true)) return;
+  }
   for (;;) {
     SaveItem item;
     {
       std::lock_guard lock(mutex_);
-      if (in_flight_ >= options_.in_flight_max || ready_.empty()) return;
+      if (in_flight_ >= options_.in_flight_max || ready_.empty()) {
+        submitting_ = false;
+        return;
+      }
       item = entries_.at(ready_.front()).item;
       ready_.pop_front();
       ++in_flight_;

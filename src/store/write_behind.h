@@ -70,7 +70,9 @@ class WriteBehind {
   };
   struct Pin;
 
-  void Submit();  // Hands ready entries to the tier, up to in_flight_max. Without the lock.
+  // Hands ready entries to the tier, up to in_flight_max. Without the lock. By one thread at a time, and not from
+  // within itself: a tier that declines at once would else be asked on one stack for all that is ready.
+  void Submit();
   void Settled(const Digest& key, const SaveResult& result);
   // With the lock. What leaves the queue is moved to `gone`, to be unpinned without it.
   Reason WhyRefused(const FrameInfo& info, bool parent_is_there);
@@ -94,6 +96,7 @@ class WriteBehind {
   Entries entries_;           // Guarded by mutex_. Everything queued or in flight.
   std::deque<Digest> ready_;  // Guarded by mutex_. Entries whose parent is in the tier, oldest first.
   size_t in_flight_ = 0;      // Guarded by mutex_.
+  bool submitting_ = false;   // Guarded by mutex_. Some thread is in Submit, and looks again before it leaves.
   bool shedding_ = false;     // Guarded by mutex_. The bound was reached, and not yet half of it again.
   bool draining_ = false;     // Guarded by mutex_.
   Drained drained_;           // Guarded by mutex_. Counts while draining.

@@ -1,13 +1,16 @@
 // Would catch: a child published before its parent, RAM pinned beyond the bound (also by a tier that was given up on),
 // descendants of a dropped chunk left behind, one long prompt that keeps all others out, a queue that flaps at its
-// bound, a chunk written twice, a drain that hangs or does not say what it dropped.
+// bound, a chunk written twice, a drain that hangs or does not say what it dropped, a tier that fails and takes the
+// stack along, a chunk refused because its parent was settled in that moment.
 #include "store/write_behind.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <set>
+#include <utility>
 
 namespace terrace {
 namespace {
@@ -20,10 +23,12 @@ class HeldTier final : public Tier {
   const TierInfo& info() const override { return info_; }
   void Contains(std::span<const Digest> keys, std::span<uint8_t> present) override {
     for (size_t i = 0; i < keys.size(); ++i) present[i] = !reads_stopped && stored.contains(keys[i]);
+    if (const auto then = std::exchange(after_contains, {})) then();
   }
   void Load(std::vector<LoadItem>, TimePoint, std::shared_ptr<LoadBatch>) override { FAIL(); }
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     for (size_t i = 0; i < items.size(); ++i) held.push_back({std::move(items[i]), done, i});
+    if (declines_at_once) SettleNext(Outcome::kDeclined, Reason::kUnavailable);
     if (settles_at_once) SettleNext(Outcome::kHit);
   }
   void Erase(std::span<const Digest>) override {}
@@ -50,6 +55,8 @@ class HeldTier final : public Tier {
   };
   bool reads_stopped = false;  // As behind a guard: nothing is said to be here.
   bool settles_at_once = false;
+  bool declines_at_once = false;
+  std::function<void()> after_contains;  // Runs once.
   std::vector<Held> held;
   std::set<Digest> stored;
   std::vector<Digest> order;
@@ -150,6 +157,35 @@ TEST_F(WriteBehindTest, AFailedParentTakesItsQueuedChildrenAlong) {
   tier.SettleNext(Outcome::kHit);
   EXPECT_EQ(tier.order, std::vector{Key(2, 0)});
   EXPECT_EQ(queue.bytes(), 0u);
+}
+
+// As a breaker does that opens while many chains wait: each would be tried from within the refusal of the one before.
+TEST_F(WriteBehindTest, ATierThatBeginsToDeclineIsAskedForAllThatWaitOneAfterTheOther) {
+  constexpr uint32_t kChains = 100'000;
+  WriteBehind queue(tier, {.bytes_max = kChains, .in_flight_max = 1}, metrics);
+  for (uint32_t i = 0; i < kChains; ++i) {
+    SaveItem item = Item(1, 0, 1);
+    std::memcpy(&item.info.key.bytes[2], &i, sizeof i);
+    ASSERT_TRUE(queue.Enqueue(std::move(item)));
+  }
+  tier.declines_at_once = true;
+  tier.SettleNext(Outcome::kDeclined, Reason::kUnavailable);
+  EXPECT_EQ(queue.pending(), 0u);
+  EXPECT_EQ(queue.bytes(), 0u);
+  EXPECT_EQ(Dropped(Reason::kUnavailable), kChains);
+}
+
+// It has left the queue, and the tier was asked just before it had it.
+TEST_F(WriteBehindTest, AParentThatIsSettledInThisMomentIsThere) {
+  WriteBehind queue(tier, {.bytes_max = 1000, .in_flight_max = 1}, metrics);
+  queue.Enqueue(Item(1, 0));
+  tier.after_contains = [&] { tier.SettleNext(Outcome::kHit); };
+  EXPECT_TRUE(queue.Enqueue(Item(1, 1)));
+  tier.SettleNext(Outcome::kHit);
+  queue.Enqueue(Item(2, 0));
+  tier.after_contains = [&] { tier.SettleNext(Outcome::kFailed); };
+  EXPECT_FALSE(queue.Enqueue(Item(2, 1)));
+  EXPECT_EQ(tier.order, (std::vector{Key(1, 0), Key(1, 1)}));
 }
 
 TEST_F(WriteBehindTest, NothingIsQueuedTwice) {
