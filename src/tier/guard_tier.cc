@@ -23,9 +23,25 @@ SaveResult Late(const SaveResult*) {
   return result;
 }
 
-bool IsFailure(const LoadResult& r) { return r.outcome == Outcome::kFailed; }
-// A parent that is missing or a frame of another version says nothing of the medium.
-bool IsFailure(const SaveResult& r) { return r.outcome == Outcome::kFailed; }
+// What the end of an item says of the medium. A tier may end at its deadline what it has begun, before we do; and what
+// waited for its turn, or was not taken, has not been tried.
+enum class Says { kWorks, kFails, kLate, kNothing };
+Says SaysOf(const LoadResult& r) {
+  if (r.outcome == Outcome::kFailed) return Says::kFails;
+  switch (r.reason) {
+    case Reason::kTimeout: return Says::kLate;
+    case Reason::kUnavailable:
+    case Reason::kCancelled:
+    case Reason::kFull:
+    case Reason::kIndexLoading: return Says::kNothing;
+    default: return Says::kWorks;
+  }
+}
+Says SaysOf(const SaveResult& r) {
+  if (r.outcome == Outcome::kFailed) return Says::kFails;
+  if (r.reason == Reason::kTimeout) return Says::kLate;
+  return r.outcome == Outcome::kHit || r.reason == Reason::kVersion ? Says::kWorks : Says::kNothing;
+}
 // One answer is enough.
 bool IsCertain(const LoadResult&) { return false; }
 bool IsCertain(const SaveResult& r) { return r.reason == Reason::kFull; }
@@ -58,16 +74,29 @@ struct GuardTier::PendingBatch final : Pending {
     return std::exchange(settled[i], uint8_t{1}) == 0;
   }
   void Settle(size_t i, const R& result) {
-    if (IsFailure(result)) {
-      if (&breaker == &guard.read_) guard.Doubt(keys[i]);
-      guard.Failed(breaker, WhyFailed(result), IsCertain(result));
-    } else {
-      guard.Succeeded(breaker);
-      if constexpr (std::is_same_v<R, SaveResult>) {
-        if (result.outcome == Outcome::kHit && !result.existed) guard.Undoubt(keys[i]);
-      }
+    switch (SaysOf(result)) {
+      case Says::kFails:
+        if (&breaker == &guard.read_) guard.Doubt(keys[i]);
+        guard.Failed(breaker, WhyFailed(result), IsCertain(result));
+        break;
+      case Says::kWorks:
+        guard.Succeeded(breaker);
+        if constexpr (std::is_same_v<R, SaveResult>) {
+          if (result.outcome == Outcome::kHit && !result.existed) guard.Undoubt(keys[i]);
+        }
+        break;
+      case Says::kLate: IsLate(); break;
+      case Says::kNothing: break;
     }
     if (Claim(i)) done->Settle(i, result);
+  }
+  void IsLate() {
+    bool stuck = false;
+    {
+      std::lock_guard lock(guard.mutex_);
+      stuck = breaker.progress == progress_before;
+    }
+    if (stuck) guard.Failed(breaker, "no answer in time");
   }
   void Expire() override {
     bool any = false;
@@ -76,13 +105,7 @@ struct GuardTier::PendingBatch final : Pending {
       any = true;
       done->Settle(i, Late(static_cast<const R*>(nullptr)));
     }
-    if (!any) return;
-    bool stuck = false;
-    {
-      std::lock_guard lock(guard.mutex_);
-      stuck = breaker.progress == progress_before;
-    }
-    if (stuck) guard.Failed(breaker, "no answer in time");
+    if (any) IsLate();
   }
 
   GuardTier& guard;

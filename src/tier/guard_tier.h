@@ -5,9 +5,10 @@
 // failures in a row open it, and then the tier below gets no calls. It is probed in the background, reads with a Scan
 // of one frame and saves with ProbeSave, `probe_after` after opening and then at doubling intervals, whether anybody
 // asks for something or not; the first probe that succeeds closes the breaker on trial: if the next call fails it opens
-// again, and the intervals go on doubling. A miss is no failure. A deadline that passes is one only if the tier settled
-// nothing of the same kind meanwhile: slow is not dead. A full disk (kFull) opens the breaker for saves alone, and at
-// once.
+// again, and the intervals go on doubling. A miss is no failure, and what the tier has not tried (it was cancelled, or
+// found no room, or its time was over before its turn) is no success either. A deadline that passes is a failure only
+// if the tier settled nothing of the same kind meanwhile, whoever notices it, the tier or we: slow is not dead. A full
+// disk (kFull) opens the breaker for saves alone, and at once.
 //
 // Verdicts: a key whose load failed is contained no more, until `doubt` has passed, a probe has closed the breaker, or
 // a save has written it anew, so a frame that can't be read is not asked for by every request that would like it.
@@ -61,7 +62,7 @@ class GuardTier final : public Tier {
   struct Breaker {
     const char* what = "";
     uint32_t failures = 0;  // In a row.
-    uint64_t progress = 0;  // Items that the tier below settled.
+    uint64_t progress = 0;  // Items that worked or failed, not those that were late.
     bool open = false;
     bool probing = false;
     bool probe_armed = false;

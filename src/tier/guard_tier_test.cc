@@ -1,10 +1,13 @@
 // Would catch: a caller that waits for a tier that never answers, calls that go on hitting a dead tier, a tier that
 // stays out after it is back (or comes back by a restart or by traffic only), reads stopped because the disk is full,
-// saves tried on a full disk again and again, a slow tier taken for a dead one, a frame that can't be read promised to
-// every request.
+// saves tried on a full disk again and again, a slow tier taken for a dead one, or a dead one for a living one because
+// its own client gives up in time, or because it drops what waits; a frame that can't be read promised to every
+// request.
 #include "tier/guard_tier.h"
 
 #include <gtest/gtest.h>
+
+#include <iterator>
 
 #include "tests/support/step_executor.h"
 
@@ -34,6 +37,10 @@ class ScriptedTier final : public Tier {
   }
   void Save(std::vector<SaveItem> items, std::shared_ptr<SaveBatch> done) override {
     ++saves;
+    if (declines != Reason::kNone) {
+      for (size_t i = 0; i < items.size(); ++i) done->Settle(i, {.outcome = Outcome::kDeclined, .reason = declines});
+      return;
+    }
     SaveResult result;
     result.outcome = full || fail ? Outcome::kFailed : Outcome::kHit;
     result.reason = full ? Reason::kFull : fail ? Reason::kUnavailable : Reason::kNone;
@@ -56,6 +63,7 @@ class ScriptedTier final : public Tier {
   CloseReport Close(TimePoint) override { return {}; }
 
   bool hang = false, fail = false, full = false;
+  Reason declines = Reason::kNone;  // Saves, if it is another one.
   int loads = 0, saves = 0, scans = 0, save_probes = 0;
   uint64_t probed_bytes = 0;
   std::vector<std::shared_ptr<LoadBatch>> kept;
@@ -155,6 +163,49 @@ TEST_F(GuardTierTest, WhenProbesSucceedAndLoadsDoNotItOpensAtTheNextFailureForLo
   inner->hang = true;
   for (int i = 0; i < 2; ++i) EXPECT_EQ(hang_once(), Reason::kTimeout);
   EXPECT_TRUE(guard->stats().available);
+}
+
+// D22 for a bucket, whose client gives up at the deadline by itself.
+TEST_F(GuardTierTest, ATierThatEndsEachLoadAtItsDeadlineByItselfIsStoppedToo) {
+  inner->hang = inner->fail = true;
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(guard->stats().available);
+    const auto batch = Load(100ms);
+    executor.Advance(100ms);
+    inner->kept.at(i)->Settle(0, {.reason = Reason::kTimeout});
+    ASSERT_NE(batch->Poll(0), nullptr);
+    EXPECT_EQ(batch->Poll(0)->reason, Reason::kTimeout);
+  }
+  EXPECT_FALSE(guard->stats().available);
+  EXPECT_NE(guard->stats().why.find("no answer in time"), std::string::npos) << guard->stats().why;
+}
+
+TEST_F(GuardTierTest, WhatWaitsInADeadTierAndEndsUntriedDoesNotBringItBack) {
+  constexpr Reason kUntried[] = {Reason::kTimeout, Reason::kUnavailable, Reason::kCancelled, Reason::kFull,
+                                 Reason::kIndexLoading};
+  inner->hang = inner->fail = true;
+  for (size_t i = 0; i <= std::size(kUntried); ++i) Load(20s);
+  for (int i = 0; i < 3; ++i) {
+    Load(50ms);
+    executor.Advance(100ms);
+  }
+  ASSERT_FALSE(guard->stats().available);
+  for (size_t i = 0; i < std::size(kUntried); ++i) {
+    inner->kept.at(i)->Settle(0, {.reason = kUntried[i]});
+    EXPECT_FALSE(guard->stats().available) << ReasonName(kUntried[i]);
+  }
+  inner->kept.at(std::size(kUntried))->Settle(0, {.reason = Reason::kMissing});  // It looked, so it lives.
+  EXPECT_TRUE(guard->stats().available);
+}
+
+TEST_F(GuardTierTest, SavesThatAreDeclinedBetweenFailuresAreNoSuccess) {
+  inner->fail = true;
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(SaveNow().outcome, Outcome::kFailed);
+  inner->declines = Reason::kUnavailable;
+  EXPECT_EQ(SaveNow().outcome, Outcome::kDeclined);
+  inner->declines = Reason::kNone;
+  EXPECT_EQ(SaveNow().outcome, Outcome::kFailed);
+  EXPECT_FALSE(guard->stats().saving);
 }
 
 TEST_F(GuardTierTest, SlowIsNotDead) {
