@@ -50,14 +50,12 @@ Result<void> DiskDir::Join() {
   const auto root = files_.Stat(options_.root);
   if (!root) return Refuse(root.error());
   if (!root->is_directory) return Refuse({Code::kInvalid, options_.root, ENOTDIR});
-  const auto format = ReadFormat();  // First: the lock is a file, and nothing is put into a directory of others.
-  if (!format) return Refuse(format.error());
+  // First: the lock is a file, and nothing is put into a directory of others.
+  if (const auto format = ReadFormat(); !format) return Refuse(format.error());
   auto lock = io_.Lock(Path(std::string(kLockName)));
   if (!lock) return Refuse(lock.error());
   lock_ = *std::move(lock);
-  Result<void> done = MakeLayout();
-  if (done && !*format) done = WriteFormat();
-  if (!done) return Refuse(done.error());
+  if (Result<void> done = MakeLayout(); !done) return Refuse(done.error());
   return {};
 }
 
@@ -70,7 +68,9 @@ Result<void> DiskDir::MakeLayout() {
     if (Result<void> made = files_.MakeDir(FanOutPath(i), options_.directory_permissions); !made) return made;
   }
   if (Result<void> synced = Sync(Path("frames")); !synced) return synced;
-  return Sync(options_.root);
+  const auto format = ReadFormat();
+  if (!format) return tl::unexpected(format.error());
+  return *format ? Sync(options_.root) : WriteFormat();
 }
 
 bool DiskDir::DirectIo() const {
@@ -107,7 +107,13 @@ Result<void> DiskDir::Sync(const std::string& directory) {
 }
 
 Result<void> DiskDir::Probe() {
-  auto file = io_.Open(Path(std::string(kFormatName)), {.direct = true});
+  const auto open = [this] { return io_.Open(Path(std::string(kFormatName)), {.direct = true}); };
+  auto file = open();
+  if (!file && file.error().os_error == ENOENT) {
+    // Somebody emptied the directory.
+    if (Result<void> made = MakeLayout(); !made) return made;
+    file = open();
+  }
   if (!file) return tl::unexpected(file.error());
   const auto block = std::make_unique<DiskScratch>();
   DiskOp op{.kind = DiskOp::Kind::kRead, .file = *file};
@@ -189,12 +195,13 @@ Result<void> DiskDir::MoveAway(const Digest& key, uint64_t stamp) {
 Result<void> DiskDir::RemoveTemps() {
   const auto names = files_.List(Path("tmp"));
   if (!names) return tl::unexpected(names.error());
+  Result<void> result;
   for (const std::string& name : *names) {
     if (!name.ends_with(kTempSuffix)) continue;
     Result<void> removed = files_.Unlink(Path("tmp/") + name);
-    if (!removed) return removed;
+    if (!removed) result = std::move(removed);  // Others may go.
   }
-  return {};
+  return result;
 }
 
 Result<DiskDir::Listing> DiskDir::ListFrames(size_t fan_out) {

@@ -1,6 +1,7 @@
 #include "tier/disk_index.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 
 #include "base/assert.h"
@@ -34,6 +35,7 @@ bool DiskIndex::AddListed(const Digest& key, uint64_t file_bytes, int64_t used_n
   const auto [it, added] = ShardOf(key).try_emplace(key);
   if (!added) return false;
   it->second = {.id = ++last_id_, .file_bytes = file_bytes, .used_ns = used_ns, .stamped_ns = used_ns};
+  latest_ns_ = std::max(latest_ns_, used_ns);
   ++frames_;
   bytes_ += file_bytes;
   return true;
@@ -73,12 +75,12 @@ std::optional<DiskIndex::Reading> DiskIndex::Acquire(const Digest& key, int64_t 
       .id = entry->id,
       .file_bytes = entry->file_bytes,
       .info = entry->info,
-      .stamp_file = now_ns - entry->stamped_ns > std::chrono::nanoseconds(kStampEvery).count(),
+      .stamp_file = now_ns != 0 && std::abs(now_ns - entry->stamped_ns) > std::chrono::nanoseconds(kStampEvery).count(),
   };
   if (reading.stamp_file) entry->stamped_ns = now_ns;
   ++entry->readers;
   order_.Hold(key);
-  SetUsed(key, *entry, now_ns);
+  if (now_ns != 0) SetUsed(key, *entry, Later(now_ns));
   return reading;
 }
 
@@ -92,7 +94,7 @@ void DiskIndex::Release(const Digest& key, uint64_t id) {
 
 void DiskIndex::Use(const Digest& key, int64_t now_ns) {
   std::lock_guard lock(mutex_);
-  if (Entry* entry = Find(key)) SetUsed(key, *entry, now_ns);
+  if (Entry* entry = Find(key)) SetUsed(key, *entry, Later(now_ns));
 }
 
 std::optional<uint64_t> DiskIndex::Remove(const Digest& key, uint64_t id) {
@@ -108,7 +110,19 @@ std::optional<DiskIndex::Evicted> DiskIndex::EvictOne() {
   if (!next) return std::nullopt;
   Entry* entry = Find(next->key);
   TERRACE_ASSERT(entry && entry->readers == 0);
-  return Evicted{.key = next->key, .file_bytes = Erase(next->key, *entry)};
+  Evicted evicted{.info = *entry->info, .stamped_ns = entry->stamped_ns};
+  evicted.file_bytes = Erase(next->key, *entry);
+  return evicted;
+}
+
+void DiskIndex::PutBack(const Evicted& evicted, int64_t now_ns) {
+  std::lock_guard lock(mutex_);
+  const FrameInfo& info = evicted.info;
+  const auto [it, added] = ShardOf(info.key).try_emplace(info.key);
+  TERRACE_ASSERT(added);
+  it->second = {.id = ++last_id_, .file_bytes = evicted.file_bytes, .stamped_ns = evicted.stamped_ns, .info = info};
+  ++frames_;
+  order_.Add(info.key, info.parent, Later(now_ns));
 }
 
 void DiskIndex::Free(uint64_t file_bytes) {
@@ -131,7 +145,7 @@ void DiskIndex::Commit(const FrameInfo& info, uint64_t file_bytes, int64_t now_n
   TERRACE_ASSERT(added);
   it->second = {.id = ++last_id_, .file_bytes = file_bytes, .stamped_ns = now_ns, .info = info};
   ++frames_;
-  order_.Add(info.key, info.parent, now_ns);
+  order_.Add(info.key, info.parent, Later(now_ns));
   if (info.parent != info.key) order_.Release(info.parent);
 }
 

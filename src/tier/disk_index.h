@@ -6,9 +6,11 @@
 //
 // Who is evicted is said by leaf_order.h; a frame is held while it is read, and while a child of it is on its way. One
 // that was found by its name only (AddListed) is neither evicted nor listed until its header was read (SetInfo), but it
-// is contained and can be loaded.
+// is contained and can be loaded. Times are of the wall clock, and of two uses the later one has the later time also if
+// that clock was set back in between.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -53,17 +55,20 @@ class DiskIndex {
     bool stamp_file = false;        // Its file should be told of the use: it was not for kStampEvery.
   };
   static constexpr std::chrono::hours kStampEvery{1};
-  std::optional<Reading> Acquire(const Digest& key, int64_t now_ns);
+  std::optional<Reading> Acquire(const Digest& key, int64_t now_ns);  // 0: it is no use.
   void Release(const Digest& key, uint64_t id);
   void Use(const Digest& key, int64_t now_ns);
 
   // Takes a frame out of the index; `id` 0: whichever it is. Its bytes stay counted until Free. Nothing if it is gone.
   std::optional<uint64_t> Remove(const Digest& key, uint64_t id = 0);
   struct Evicted {
-    Digest key;
+    FrameInfo info;
     uint64_t file_bytes = 0;
+    int64_t stamped_ns = 0;
   };
   std::optional<Evicted> EvictOne();
+  // Its file could not be removed: it is here as before, and the last to be evicted.
+  void PutBack(const Evicted& evicted, int64_t now_ns);
   void Free(uint64_t file_bytes);
 
   // Promises room for a frame that is not here, and holds its parent. False: it does not fit under the cap now.
@@ -98,6 +103,7 @@ class DiskIndex {
   const Shard& ShardOf(const Digest& key) const { return shards_[key.bytes[0]]; }
   Entry* Find(const Digest& key);
   const Entry* Find(const Digest& key) const;
+  int64_t Later(int64_t now_ns) { return latest_ns_ = std::max(now_ns, latest_ns_ + 1); }
   void SetUsed(const Digest& key, Entry& entry, int64_t used_ns);
   uint64_t Erase(const Digest& key, Entry& entry);
 
@@ -108,6 +114,7 @@ class DiskIndex {
   uint64_t frames_ = 0;                    // Guarded by mutex_.
   uint64_t bytes_ = 0;                     // Guarded by mutex_.
   uint64_t last_id_ = 0;                   // Guarded by mutex_.
+  int64_t latest_ns_ = 0;                  // Guarded by mutex_. Of all uses.
 };
 
 }  // namespace terrace

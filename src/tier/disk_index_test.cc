@@ -1,6 +1,7 @@
 // What could go wrong here: bytes that are counted twice or not at all, so that the cap is broken or never reached
 // again; a parent evicted before its child, or a frame that is being read; a frame that nothing can ever evict; an old
-// frame that goes away on behalf of a new one of the same key.
+// frame that goes away on behalf of a new one of the same key; a clock that was wrong for a while, and makes what was
+// used then stay for ever.
 #include "tier/disk_index.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +33,7 @@ std::optional<Digest> Evict(DiskIndex& index) {
   const auto victim = index.EvictOne();
   if (!victim) return std::nullopt;
   index.Free(victim->file_bytes);
-  return victim->key;
+  return victim->info.key;
 }
 
 TEST(DiskIndex, CountsBytesFromThePromiseUntilTheFileIsGone) {
@@ -93,6 +94,33 @@ TEST(DiskIndex, AUseOfAFrameIsAUseOfItsAncestors) {
   index.Free(kBytes);
   EXPECT_EQ(Evict(index), Key(5));
   EXPECT_EQ(Evict(index), Key(0));
+}
+
+TEST(DiskIndex, WhatIsUsedAfterTheClockWasSetBackIsUsedLater) {
+  DiskIndex index(100 * kBytes);
+  EXPECT_TRUE(index.AddListed(Key(0), kBytes, 1'000'000));  // From a time that has not come yet.
+  index.SetInfo(Key(0), Info(0));
+  Put(index, Info(1), 900'000);
+  Put(index, Info(2), 10);
+  Put(index, Info(3), 11);
+  index.Use(Key(1), 12);
+  index.Release(Key(2), index.Acquire(Key(2), 13)->id);
+  for (const uint64_t n : {0, 3, 1, 2}) EXPECT_EQ(Evict(index), Key(n));
+}
+
+TEST(DiskIndex, WhatIsPutBackIsAsBeforeAndTheLastToGo) {
+  DiskIndex index(100 * kBytes);
+  for (uint64_t n = 0; n < 3; ++n) Put(index, Info(n), 1);
+  const auto stays = index.EvictOne();
+  ASSERT_TRUE(stays);
+  EXPECT_FALSE(index.Contains(Key(0)));
+  index.PutBack(*stays, 2);
+  EXPECT_TRUE(index.Contains(Key(0)));
+  EXPECT_EQ(index.frames(), 3u);
+  EXPECT_EQ(index.bytes(), 3 * kBytes);
+  EXPECT_EQ(index.After(std::nullopt, 10).size(), 3u);
+  for (const uint64_t n : {1, 2, 0}) EXPECT_EQ(Evict(index), Key(n));
+  EXPECT_EQ(index.bytes(), 0u);
 }
 
 TEST(DiskIndex, AChildOnItsWayHoldsItsParent) {
@@ -164,6 +192,7 @@ TEST(DiskIndex, AFileHearsOfAUseOnceAnHour) {
   EXPECT_TRUE(use(101 + hour));
   EXPECT_FALSE(use(101 + 2 * hour));
   EXPECT_TRUE(use(102 + 2 * hour));
+  EXPECT_TRUE(use(50)) << "the clock was set back";
 }
 
 TEST(DiskIndex, PagesAreInOrderWithoutOverlap) {

@@ -169,12 +169,10 @@ void DiskSaves::Post(Task task, std::chrono::milliseconds delay) {
 void DiskSaves::TrimSlice() {
   size_t evicted = 0;
   while (evicted < kTrimSlice && deps_.index.OverCap()) {
-    const auto victim = deps_.index.EvictOne();
-    if (!victim) break;
-    if (!UnlinkFrame({victim->key, victim->file_bytes})) break;
+    const Result<uint64_t> freed = EvictFrame();
+    if (!freed || *freed == 0) break;
     ++evicted;
   }
-  evictions_.Add(evicted);
   bool dropped;
   {
     std::lock_guard lock(mutex_);
@@ -215,10 +213,10 @@ void DiskSaves::UnlinkQueued() {
     std::lock_guard lock(mutex_);
     unlinks.swap(unlinks_);
   }
-  for (const Unlink& unlink : unlinks) UnlinkFrame(unlink);
+  for (const Unlink& unlink : unlinks) (void)UnlinkFrame(unlink);
 }
 
-bool DiskSaves::UnlinkFrame(const Unlink& unlink) {
+Result<void> DiskSaves::UnlinkFrame(const Unlink& unlink) {
   Result<void> removed = deps_.files.Unlink(deps_.dir.FramePath(unlink.key));
   if (!removed && (removed.error().os_error == EISDIR || removed.error().os_error == EPERM)) {
     removed = deps_.dir.MoveAway(unlink.key, deps_.clock.WallNs());
@@ -226,26 +224,37 @@ bool DiskSaves::UnlinkFrame(const Unlink& unlink) {
   if (!removed && removed.error().os_error != ENOENT) {
     // The file is there, so its bytes stay counted. The next start finds it again.
     log::Warn("disk_unlink_failed", {{"error", removed.error().what}});
-    return false;
+    return removed;
   }
   deps_.index.Free(unlink.file_bytes);
-  return true;
+  return {};
 }
 
-DiskSaves::Room DiskSaves::MakeRoom(const FrameInfo& info, uint64_t file_bytes) {
+Result<uint64_t> DiskSaves::EvictFrame() {
+  const auto victim = deps_.index.EvictOne();
+  if (!victim) return 0;
+  // A disk that was mounted read-only by its own kernel can still be read.
+  if (Result<void> gone = UnlinkFrame({victim->info.key, victim->file_bytes}); !gone) {
+    deps_.index.PutBack(*victim, static_cast<int64_t>(deps_.clock.WallNs()));
+    return tl::unexpected(gone.error());
+  }
+  evictions_.Add();
+  return victim->file_bytes;
+}
+
+Result<DiskSaves::Room> DiskSaves::MakeRoom(const FrameInfo& info, uint64_t file_bytes) {
   while (!deps_.index.Reserve(info, file_bytes)) {
     {
       std::lock_guard lock(mutex_);
       if (!ready_) return Room::kHold;
     }
     if (deps_.index.OverCap()) return Room::kHold;  // TrimSlice is at work.
-    const auto victim = deps_.index.EvictOne();
-    if (!victim) {
+    const Result<uint64_t> freed = EvictFrame();
+    if (!freed) return tl::unexpected(freed.error());  // Not one frame after the other.
+    if (*freed == 0) {
       std::lock_guard lock(mutex_);
       return active_ > 1 ? Room::kHold : Room::kNone;  // Another save will be a leaf soon.
     }
-    evictions_.Add();
-    if (!UnlinkFrame({victim->key, victim->file_bytes})) return Room::kNone;  // Not one frame after the other.
   }
   return Room::kReserved;
 }
@@ -271,9 +280,13 @@ bool DiskSaves::Begin(const JobPtr& job) {
     Settle(job, {.reason = Reason::kFull, .error = Error{Code::kFull, "disk: save " + info.key.Hex() + ": disk full"}});
     return true;
   }
-  const Room room = MakeRoom(info, job->file_bytes);
-  if (room == Room::kHold) return false;
-  if (room == Room::kNone) {
+  const Result<Room> room = MakeRoom(info, job->file_bytes);
+  if (!room) {
+    SettleFailed(job, room.error());
+    return true;
+  }
+  if (*room == Room::kHold) return false;
+  if (*room == Room::kNone) {
     Settle(job, Declined(Reason::kFull));
     return true;
   }
@@ -307,10 +320,9 @@ Result<std::shared_ptr<DiskFile>> DiskSaves::CreateTemp(const Job& job) {
     // Others fill the disk: what is ours yields.
     uint64_t freed = 0;
     while (freed < job.file_bytes) {
-      const auto victim = deps_.index.EvictOne();
-      if (!victim || !UnlinkFrame({victim->key, victim->file_bytes})) break;
-      evictions_.Add();
-      freed += victim->file_bytes;
+      const Result<uint64_t> more = EvictFrame();
+      if (!more || *more == 0) break;
+      freed += *more;
     }
     if (freed > 0) file = create();
   }
@@ -480,6 +492,10 @@ void DiskSaves::Abandon(const JobPtr& job, Error error) {
     (void)deps_.files.Unlink(deps_.dir.FramePath(job->item.info.key));
   }
   deps_.index.Abort(job->item.info, job->file_bytes);
+  SettleFailed(job, std::move(error));
+}
+
+void DiskSaves::SettleFailed(const JobPtr& job, Error error) {
   if (error.code == Code::kCancelled) return Settle(job, Declined(Reason::kCancelled));
   failures_.Add();
   const Reason reason = error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable;

@@ -75,11 +75,14 @@ class DiskSaves {
 
   void Post(Task task, std::chrono::milliseconds delay = std::chrono::milliseconds(0));
   void UnlinkQueued();
-  bool UnlinkFrame(const Unlink& unlink);
+  Result<void> UnlinkFrame(const Unlink& unlink);
+  // Takes the frame away whose turn it is. Its bytes, 0: none may go. What can't be removed stays, and has its turn
+  // after all others.
+  Result<uint64_t> EvictFrame();
   bool Begin(const JobPtr& job);
-  // Room under the cap. kHold: some will come.
+  // Room under the cap. kHold: some will come. An error: what should make room can't be removed.
   enum class Room { kReserved, kHold, kNone };
-  Room MakeRoom(const FrameInfo& info, uint64_t file_bytes);
+  Result<Room> MakeRoom(const FrameInfo& info, uint64_t file_bytes);
   Result<std::shared_ptr<DiskFile>> CreateTemp(const Job& job);
   void Write(const JobPtr& job);
   void OnWrite(const JobPtr& job, const Result<size_t>& result);
@@ -89,6 +92,7 @@ class DiskSaves {
                Task then);
   Result<void> GiveName(const Job& job);
   void Abandon(const JobPtr& job, Error error);
+  void SettleFailed(const JobPtr& job, Error error);
   void Settle(const JobPtr& job, const SaveResult& result);
 
   const Deps deps_;

@@ -653,12 +653,45 @@ TEST_P(DiskTierTest, ADirectoryThatWasEmptiedIsLaidOutAnew) {
   Open();
   const TestFrame lost = MakeFrame(1, 5000);
   ASSERT_EQ(Save(*tier_, lost).outcome, Outcome::kHit);
-  fs::remove_all(directory_ + "/frames");
-  fs::remove_all(directory_ + "/tmp");
+  const auto empty = [this] {
+    for (const char* name : {"frames", "tmp", "terrace.format"}) fs::remove_all(directory_ + "/" + name);
+  };
+  empty();
   EXPECT_EQ(Load(*tier_, lost).reason, Reason::kMissing);
   const TestFrame frame = MakeFrame(2, 5000);
   EXPECT_EQ(Save(*tier_, frame).outcome, Outcome::kHit);
   ExpectExactly({frame});
+  // What a guard asks is answered, before and after.
+  EXPECT_TRUE(tier_->Scan("", 1));
+  empty();
+  EXPECT_TRUE(tier_->Scan("", 1));
+  EXPECT_EQ(Load(*tier_, frame).reason, Reason::kMissing);
+  Open();
+  ExpectExactly({});
+}
+
+// A disk that its kernel has mounted read-only after an error.
+TEST_P(DiskTierTest, ADiskThatCanBeReadAndNotWrittenLosesNoFrames) {
+  constexpr uint64_t kFrames = 6;
+  Open(kFrames * FrameBytes(kMiB));
+  std::vector<TestFrame> frames;
+  for (uint64_t n = 0; n < kFrames; ++n) {
+    frames.push_back(MakeFrame(n, kMiB));
+    ASSERT_EQ(Save(*tier_, frames.back()).outcome, Outcome::kHit);
+  }
+  files_.SetRule([](const FaultyFileIo::Call& call) -> FaultyFileIo::Verdict {
+    return {.os_error = call.op == FaultyFileIo::kUnlink ? EROFS : 0};
+  });
+  for (uint64_t n = 0; n < 3 * kFrames; ++n) {
+    const SaveResult result = Save(*tier_, MakeFrame(100 + n, kMiB));
+    EXPECT_EQ(result.outcome, Outcome::kFailed);
+    EXPECT_EQ(result.reason, Reason::kUnavailable);
+  }
+  ExpectExactly(frames);
+  files_.SetRule(nullptr);
+  EXPECT_EQ(Save(*tier_, MakeFrame(200, kMiB)).outcome, Outcome::kHit);
+  EXPECT_EQ(tier_->stats().frames, kFrames);
+  EXPECT_EQ(BytesOnDisk(directory_), tier_->stats().bytes);
 }
 
 TEST_P(DiskTierTest, AFullDiskGivesUpOldFramesForNewOnes) {
