@@ -238,6 +238,11 @@ struct ResponseReader::Impl {
   void OnField(std::string_view name, std::string_view value) {
     if (EqualsIgnoreCase(name, "connection")) (connection += connection.empty() ? "" : ",") += value;
     if (IsHopByHop(name) || Names(plan.set, name)) return;
+    if (EqualsIgnoreCase(name, "content-length")) {
+      // The same length twice, or "5, 5", is no contradiction, but only one may be passed on (RFC 9112, 6.3).
+      if (std::exchange(has_length, true)) return;
+      value = Trimmed(value.substr(0, value.find(',')));
+    }
     if (EqualsIgnoreCase(name, "content-type")) content_type = value;
     if (EqualsIgnoreCase(name, "content-encoding")) encoded = true;
     const size_t begin = fields.size();
@@ -306,7 +311,7 @@ struct ResponseReader::Impl {
     lines.clear();
     connection.clear();
     content_type.clear();
-    encoded = false;
+    encoded = has_length = false;
     framing = Framing::kLength;
     newlines = 0;
     empty = true;
@@ -327,6 +332,7 @@ struct ResponseReader::Impl {
   std::string reason, fields, connection, content_type;
   std::vector<Line> lines;  // Where each field lies in `fields`.
   bool encoded = false;
+  bool has_length = false;
   bool started = false;
   Framing framing = Framing::kLength;
   int newlines = 0;  // At the end of the body so far.

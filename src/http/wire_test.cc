@@ -167,6 +167,14 @@ TEST(Wire, PassesResponsesByteForByteButForTheHop) {
   EXPECT_EQ(Passed(kResponses[4]), "HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nab");
 }
 
+// Some clients take two for a way to smuggle.
+TEST(Wire, PassesOneLengthOnOfOneThatIsSaidTwice) {
+  for (const char* lengths : {"Content-Length: 2\r\ncontent-length: 2\r\n", "Content-Length: 2, 2\r\n"}) {
+    EXPECT_EQ(Passed(std::string("HTTP/1.1 200 OK\r\n") + lengths + "X: 2, 2\r\n\r\nok"),
+              "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: 2, 2\r\n\r\nok");
+  }
+}
+
 TEST(Wire, GivesABodyOfUnknownLengthAnEndOfItsOwn) {
   EXPECT_EQ(Passed("HTTP/1.1 200 OK\r\n\r\nabc"),
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n");
