@@ -173,9 +173,13 @@ Result<std::unique_ptr<Acceptor>> Listen(Loop& loop, const std::string& host, ui
     return Fail(Code::kInvalid, "listen on " + shown + ": no address for this host: " + ::gai_strerror(rc));
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, &::freeaddrinfo);
+  // Of a name with both kinds of address, as localhost mostly is, the one of IPv4: clients are mostly told that.
+  const addrinfo* chosen = list.get();
+  while (chosen != nullptr && chosen->ai_family != AF_INET) chosen = chosen->ai_next;
+  if (chosen == nullptr) chosen = list.get();
   net::ip::tcp::endpoint endpoint;
-  endpoint.resize(list->ai_addrlen);
-  std::memcpy(endpoint.data(), list->ai_addr, list->ai_addrlen);
+  endpoint.resize(chosen->ai_addrlen);
+  std::memcpy(endpoint.data(), chosen->ai_addr, chosen->ai_addrlen);
 
   auto acceptor = std::make_unique<Acceptor>(loop.get_executor());
   error_code error;
