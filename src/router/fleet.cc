@@ -17,23 +17,24 @@ std::string Url(const http::Backend& backend) { return "http://" + backend.autho
 
 }  // namespace
 
-// Tries each member at most once: from the one whose turn it is on, those in use first.
+// Tries each member at most once, those in use first. They take turns among themselves: the turns of one that is left
+// out must not all go to its neighbour.
 class Fleet::RoundRobin final : public http::Route {
  public:
   RoundRobin(Fleet& fleet, Model& model)
-      : fleet_(fleet), model_(model), begin_(fleet.clock_.Now()), first_(model.turn.fetch_add(1)) {}
+      : fleet_(fleet), model_(model), begin_(fleet.clock_.Now()), turn_(model.turn.fetch_add(1)) {}
   ~RoundRobin() override {
     fleet_.seconds_.Observe(std::chrono::duration<double>(fleet_.clock_.Now() - begin_).count());
   }
 
   std::shared_ptr<http::Backend> Next() override {
     const auto choose = [&](bool only_usable) -> Member* {
-      for (size_t i = 0; i < model_.members.size(); ++i) {
-        Member* member = model_.members[(first_ + i) % model_.members.size()];
+      std::vector<Member*> open;
+      for (Member* member : model_.members) {
         const bool tried = std::find(tried_.begin(), tried_.end(), member) != tried_.end();
-        if (!tried && (!only_usable || member->state != BackendState::kLeftOut)) return member;
+        if (!tried && (!only_usable || member->state != BackendState::kLeftOut)) open.push_back(member);
       }
-      return nullptr;
+      return open.empty() ? nullptr : open[turn_ % open.size()];
     };
     Member* member = choose(true);
     if (member == nullptr) member = choose(false);  // Better a long shot than a refusal.
@@ -51,7 +52,7 @@ class Fleet::RoundRobin final : public http::Route {
   Fleet& fleet_;
   Model& model_;
   const TimePoint begin_;
-  const size_t first_;
+  const size_t turn_;
   std::vector<Member*> tried_;
 };
 
@@ -122,6 +123,14 @@ std::vector<std::shared_ptr<http::Backend>> Fleet::backends() const {
   std::vector<std::shared_ptr<http::Backend>> all;
   for (const auto& member : members_) all.push_back(member->backend);
   return all;
+}
+
+std::vector<std::shared_ptr<http::Backend>> Fleet::answering() const {
+  std::vector<std::shared_ptr<http::Backend>> some;
+  for (const auto& member : members_) {
+    if (member->state != BackendState::kLeftOut) some.push_back(member->backend);
+  }
+  return some.empty() ? backends() : some;
 }
 
 std::vector<BackendHealth> Fleet::health() const {

@@ -32,6 +32,8 @@ class Fleet {
   void NoteCheck(const http::Backend& backend, const std::string& why);
 
   std::vector<std::shared_ptr<http::Backend>> backends() const;
+  // Those that a question is worth asking: all but those left out; all, if all are.
+  std::vector<std::shared_ptr<http::Backend>> answering() const;
   std::vector<BackendHealth> health() const;
   // Begins to look up the names, so that the first request need not wait for it.
   void ResolveNames();

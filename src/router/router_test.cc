@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <variant>
+#include <vector>
 
 #include "router/body.h"
 #include "router/fleet.h"
@@ -174,6 +177,15 @@ TEST_F(RouterFleet, TakesTurnsForEachModel) {
   EXPECT_EQ(fleet_->RouteFor("z"), nullptr);
 }
 
+TEST_F(RouterFleet, SharesTheTurnsOfOneThatIsLeftOutAmongTheOthers) {
+  Make({{"a", 1, "x"}, {"b", 1, "x"}, {"c", 1, "x"}});
+  fleet_->NoteCheck(*fleet_->backends()[0], "it hangs");
+  EXPECT_EQ(fleet_->answering().size(), 2);
+  std::map<std::string, int> went;
+  for (int i = 0; i < 6; ++i) ++went[One("x")];
+  EXPECT_THAT(went, ElementsAre(testing::Pair("b:1", 3), testing::Pair("c:1", 3)));
+}
+
 TEST_F(RouterFleet, TriesEachBackendOnceForARequest) {
   Make({{"a", 1, "x"}, {"b", 1, "x"}});
   const auto route = fleet_->RouteFor("x");
@@ -203,6 +215,7 @@ TEST_F(RouterFleet, TriesBackendsThatAreLeftOutIfThereAreNoOthers) {
   Make({{"a", 1, "x"}, {"b", 1, "x"}});
   for (const auto& backend : fleet_->backends()) fleet_->NoteCheck(*backend, "it hangs");
   EXPECT_NE(One("x"), "");
+  EXPECT_EQ(fleet_->answering().size(), 2);
   EXPECT_EQ(fleet_->health()[0].state, BackendState::kLeftOut) << "only a check brings it back";
 }
 

@@ -114,7 +114,7 @@ void Routes::SendModels(const http::Request& request, std::shared_ptr<http::Resp
     question.headers.emplace_back("Authorization", key);
   http::Responder& of_client = *responder;
   http::Fetch(
-      of_client, question, fleet_.backends(), {.timeout = kModelsTimeout},
+      of_client, question, fleet_.answering(), {.timeout = kModelsTimeout},
       [this, responder = std::move(responder), id = std::move(id)](std::vector<http::FetchResult> results) {
         std::vector<std::string> lists;
         for (const http::FetchResult& result : results) {
