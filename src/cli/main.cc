@@ -1,4 +1,6 @@
 // The program's only main: picks a verb and hands it the rest.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -48,6 +50,15 @@ Result<void> CheckEnvironment() {
   return config::CheckVariables(config::VariablesOfThisProcess(), schemas, kOthersVariables);
 }
 
+// Each client, each connection to a backend and each call to storage takes a descriptor. The soft limit, 1,024 in most
+// shells and units, is there for programs that use select(), which none of ours does; the hard one is the operator's.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int Usage(std::FILE* out, int code) {
   std::fprintf(out, "usage: terrace VERB [--help]\n\n");
   for (const Verb& verb : kVerbs) std::fprintf(out, "  %-8s %s\n", verb.name, verb.summary);
@@ -72,6 +83,7 @@ int Main(const std::vector<std::string>& args) {
         std::fprintf(stderr, "terrace %s: %s\n", verb.name, environment.error().what.c_str());
         return 2;
       }
+      RaiseFileLimit();
       return verb.run({args.begin() + 1, args.end()});
     }
     known.emplace_back(verb.name);

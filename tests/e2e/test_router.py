@@ -86,6 +86,7 @@ class Call(BaseHTTPRequestHandler):
 
 class Fake(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, script: Callable[[Call], None], port: int = 0):
         super().__init__((HOST, port), Call)
@@ -126,7 +127,11 @@ def route(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     started = []
 
     def start(
-        *backends: tuple[str, str], flags: tuple[str, ...] = (), healthy: bool = True, **environment: str
+        *backends: tuple[str, str],
+        flags: tuple[str, ...] = (),
+        healthy: bool = True,
+        within: tuple[str, ...] = (),
+        **environment: str,
     ) -> Server:
         urls, models = zip(*backends, strict=True)
         arguments = [
@@ -134,7 +139,9 @@ def route(tmp_path: Path) -> Iterator[Callable[..., Server]]:
             "--static-models", ",".join(models), "--routing-logic", "roundrobin",
             "--health-check-interval", "200ms", *flags,
         ]  # fmt: skip
-        router = Server("router", free_port(), arguments, tmp_path / "router.log", environment=environment)
+        router = Server(
+            "router", free_port(), arguments, tmp_path / "router.log", environment=environment, within=within
+        )
         started.append(router)
         if healthy:
             return router.wait_healthy()
@@ -252,6 +259,10 @@ def test_a_backend_that_hangs_is_left_out_and_comes_back(fakes, route):
     hangs.health = lambda request: request.wait_peer_gone(PATIENCE_S)
     wait_until("it to be left out", lambda: states_of(router)[hangs.url] == "left_out", PATIENCE_S)
     assert {ask(router).json()["from"] for _ in range(6)} == {"alive"}
+    # Nor does anybody who asks for the models wait for it.
+    asked = len(hangs.calls), len(alive.calls)
+    assert router.call("GET", "/v1/models").status == 200
+    assert (len(hangs.calls), len(alive.calls)) == (asked[0], asked[1] + 1)
     hangs.health = well
     wait_until("it to be used again", lambda: ask(router).json()["from"] == "hangs", PATIENCE_S)
 
@@ -434,6 +445,26 @@ def test_unreachable_and_silent_backends_are_errors_that_say_so(fakes, route):
     reply = ask(route((silent.url, "m"), flags=("--first-byte-timeout", "200ms")))
     assert reply.status == 504
     assert reply.json()["error"]["code"] == "upstream_timeout"
+
+
+def test_more_clients_than_the_soft_limit_of_descriptors(fakes, route):
+    """Shells and units give 1,024; a stream takes two. Out of descriptors, the router would blame its backends."""
+    busy, go_on = threading.Semaphore(0), threading.Event()
+
+    def script(request: Call):
+        busy.release()
+        assert go_on.wait(PATIENCE_S)
+        request.answer({"from": "a"})
+
+    fake = fakes(script)
+    router = route((fake.url, "m"), within=("prlimit", "--nofile=64:4096"))
+    connections = [opened(router, body()) for _ in range(60)]
+    for _ in connections:
+        assert busy.acquire(timeout=PATIENCE_S)
+    go_on.set()
+    for connection in connections:
+        with closing(connection):
+            assert connection.getresponse().status == 200
 
 
 def test_pages_of_the_router(fakes, route):
