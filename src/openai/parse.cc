@@ -274,11 +274,15 @@ void RefuseUnsupported(Fields& fields, bool chat) {
   }
 }
 
-// A request has a few levels. Whoever copies a value goes down one stack frame a level.
+// A request has a few levels, and about as many values as tokens. Whoever copies a value goes down one stack frame a
+// level; each value takes some hundred bytes, so that a body of 64 MiB could become gigabytes.
 constexpr int kDepthMax = 64;
+constexpr size_t kValuesMax = 2 << 20;
 
-bool TooDeep(std::string_view json) {
+// What the body has too much of, before anybody reads it; "" if nothing.
+std::string TooMuch(std::string_view json) {
   int depth = 0;
+  size_t values = 1;
   bool in_string = false;
   for (size_t i = 0; i < json.size(); ++i) {
     const char c = json[i];
@@ -288,27 +292,28 @@ bool TooDeep(std::string_view json) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kDepthMax) return true;
+      ++values;
+      if (++depth > kDepthMax) return "is nested more than " + std::to_string(kDepthMax) + " levels deep";
     } else if (c == ']' || c == '}') {
       --depth;
+    } else if (c == ',') {
+      ++values;
     }
   }
-  return false;
+  return values > kValuesMax ? "has more than " + std::to_string(kValuesMax) + " values" : "";
 }
 
 }  // namespace
 
 std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint endpoint) {
-  if (TooDeep(body)) {
-    return ApiError{.message = "the body is nested more than " + std::to_string(kDepthMax) + " levels deep"};
-  }
+  if (const std::string what = TooMuch(body); !what.empty()) return ApiError{.message = "the body " + what};
   const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return ApiError{.message = "the body is not valid JSON"};
   if (!json.is_object()) return ApiError{.message = "the body must be a JSON object"};
 
   Fields fields(json);
   Request request;
-  request.chat = endpoint == Endpoint::kChat || (endpoint == Endpoint::kEither && json.contains("messages"));
+  request.chat = endpoint == Endpoint::kChat || (endpoint == Endpoint::kEither && fields.Find("messages") != nullptr);
   fields.Text("model", &request.model);
   if (request.chat) {
     ReadMessages(fields, &request.messages);

@@ -179,6 +179,7 @@ TEST(OpenAiParse, CompletionTakesTextOneTextOrTokens) {
 TEST(OpenAiParse, LookupTakesEitherBody) {
   EXPECT_TRUE(Good(Chat(""), Endpoint::kEither).chat);
   EXPECT_FALSE(Good(R"({"prompt":"p"})", Endpoint::kEither).chat);
+  EXPECT_FALSE(Good(R"({"prompt":"p","messages":null})", Endpoint::kEither).chat);
 }
 
 TEST(OpenAiParse, BadJsonIsA400WithoutParam) {
@@ -274,6 +275,18 @@ TEST(ParseRequest, DeepNestingIsRefusedAndNotCopied) {
   }
   const std::string brackets = R"({"prompt": "\"[[)" + std::string(1000, '[') + R"(\\"})";
   EXPECT_TRUE(std::holds_alternative<Request>(ParseRequest(brackets, Endpoint::kCompletion))) << "text is no nesting";
+}
+
+// 64 MiB of them would take gigabytes.
+TEST(ParseRequest, RefusesMoreValuesThanAPromptHasTokens) {
+  std::string ids = R"({"prompt":[1)";
+  for (int i = 0; i < 2 << 20; ++i) ids += ",1";
+  const auto parsed = ParseRequest(ids + "]}", Endpoint::kCompletion);
+  ASSERT_TRUE(std::holds_alternative<ApiError>(parsed));
+  EXPECT_EQ(std::get<ApiError>(parsed).status, 400);
+  EXPECT_NE(std::get<ApiError>(parsed).message.find("values"), std::string::npos);
+  const std::string commas = R"({"prompt":")" + std::string(3 << 20, ',') + R"("})";
+  EXPECT_TRUE(std::holds_alternative<Request>(ParseRequest(commas, Endpoint::kCompletion))) << "text is no values";
 }
 
 }  // namespace
