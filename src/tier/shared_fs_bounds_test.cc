@@ -1,8 +1,9 @@
 // What could go wrong here: a share that grows above its bound, by one node or by several that write at once; a bound
 // that is met by taking what is in use, or a chunk before its children; a share that was too large already and stays
 // so; a dead node whose claim or lease keeps the others from writing or collecting for ever; a collector that lists
-// directories; frames that vanish under a reader and are no clean miss; a chunk that two nodes write
-// at once and nobody in the end.
+// directories; a server's clock that was wrong for a while and keeps a lease or a frame for ever; nodes that keep each
+// other from room; frames that vanish under a reader and are no clean miss; a chunk that two nodes write at once and
+// nobody in the end.
 //
 // Most tests run on one thread and a manual clock, which also stamps the files. D11 runs real processes.
 #include <fcntl.h>
@@ -76,11 +77,12 @@ uint64_t BytesThere(const std::string& directory) {
   return bytes;
 }
 
-// Files stamped by a clock that is five hours ahead of the nodes'. Has as much free space as it says.
+// Files stamped by a clock that is ahead of the nodes'. Has as much free space as it says.
 class ShareIo final : public FaultyFileIo {
  public:
   ShareIo(const Clock& clock, std::string directory) : clock_(clock), directory_(std::move(directory)) {}
 
+  std::chrono::hours ahead{5};             // The server's clock.
   std::optional<uint64_t> capacity_bytes;  // Free is what frames and temporaries leave of it.
 
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions) override {
@@ -93,6 +95,15 @@ class ShareIo final : public FaultyFileIo {
     if (!capacity_bytes) return FaultyFileIo::FreeSpace(path);
     const uint64_t used = BytesThere(directory_);
     return Space{.free_bytes = *capacity_bytes - std::min(*capacity_bytes, used), .total_bytes = *capacity_bytes};
+  }
+
+  // As if it was written now.
+  void Stamp(const std::string& path) const {
+    const auto now = clock_.Now().time_since_epoch() + ahead;
+    const auto whole = std::chrono::duration_cast<seconds>(now);
+    const timespec at{.tv_sec = whole.count(), .tv_nsec = std::chrono::nanoseconds(now - whole).count()};
+    const timespec times[] = {at, at};
+    utimensat(AT_FDCWD, path.c_str(), times, 0);
   }
 
  private:
@@ -118,13 +129,6 @@ class ShareIo final : public FaultyFileIo {
     const std::string path_;
     const std::unique_ptr<File> real_;
   };
-  void Stamp(const std::string& path) const {
-    const auto now = clock_.Now().time_since_epoch() + std::chrono::hours(5);
-    const auto whole = std::chrono::duration_cast<seconds>(now);
-    const timespec at{.tv_sec = whole.count(), .tv_nsec = std::chrono::nanoseconds(now - whole).count()};
-    const timespec times[] = {at, at};
-    utimensat(AT_FDCWD, path.c_str(), times, 0);
-  }
 
   const Clock& clock_;
   const std::string directory_;
@@ -293,6 +297,19 @@ TEST_F(SharedFsBoundsTest, ABurstOfSavesLargerThanTheBoundFindsRoomInTurns) {
   EXPECT_GT(BytesThere(directory_), kCap / 2);
 }
 
+// Each with more to save than fits: a 16th of the bound for each would be more than there is.
+TEST_F(SharedFsBoundsTest, ManyNodesThatAlwaysHaveMoreToSaveFindRoomInTurns) {
+  constexpr uint64_t kCap = 48 * kFile;
+  std::vector<std::unique_ptr<Node>> nodes;
+  for (int i = 0; i < 20; ++i) nodes.push_back(Open(Bounded(kCap)));
+  std::vector<std::shared_ptr<SaveBatch>> saves;
+  for (uint64_t n = 0; n < 200; ++n) {
+    saves.push_back(Begin(*nodes[n % nodes.size()], MakeFrame("talk " + std::to_string(n), 0)));
+  }
+  for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
+  EXPECT_LE(most_, kCap);
+}
+
 TEST_F(SharedFsBoundsTest, AShareThatWasTooLargeIsBelowTheCapWithinAMinute) {
   auto before = Open({});
   for (uint64_t n = 0; n < 100; ++n) MustSave(*before, MakeFrame("talk " + std::to_string(n / 10), n % 10));
@@ -411,6 +428,34 @@ TEST_F(SharedFsBoundsTest, ANodeThatStartsKnowsAgesFromTheServer) {
   EXPECT_FALSE(OnShare(MakeFrame("b", 0)));
 }
 
+// What was written and used then is of a time to come.
+TEST_F(SharedFsBoundsTest, AServerWhoseClockWasAheadForAWhileKeepsNothingForEver) {
+  SharedFsOptions options;
+  options.bounds.ttl = minutes(60);
+  auto node = Open(options);
+  executor_.Advance(minutes(1));
+  node->io.ahead = std::chrono::hours(500);
+  executor_.Advance(minutes(11));
+  MustSave(*node, MakeFrame("a", 0));
+  MustSave(*node, MakeFrame("b", 0));
+  node->io.ahead = std::chrono::hours(5);
+  executor_.Advance(minutes(30));
+  ASSERT_EQ(Load(*node, MakeFrame("b", 0)).outcome, Outcome::kHit);
+  executor_.Advance(minutes(50));
+  EXPECT_FALSE(OnShare(MakeFrame("a", 0)));
+  EXPECT_TRUE(OnShare(MakeFrame("b", 0)));
+  // One that begins now knows it from journals, or from the file.
+  node.reset();
+  auto second = Open(options);
+  executor_.Advance(minutes(20));
+  EXPECT_TRUE(OnShare(MakeFrame("b", 0)));
+  second.reset();
+  fs::remove_all(directory_ + "/nodes");
+  auto third = Open(options);
+  executor_.Advance(minutes(80));
+  EXPECT_FALSE(OnShare(MakeFrame("b", 0)));
+}
+
 TEST_F(SharedFsBoundsTest, FreeSpaceOfTheMountIsKept) {
   SharedFsOptions options;
   options.bounds.free_bytes_min = 20 * kFile;
@@ -457,6 +502,17 @@ TEST_F(SharedFsBoundsTest, OneNodeCollectsAndAnotherWhenItIsGone) {
   executor_.Advance(seconds(11));
   fill(*c);
   EXPECT_GT(c->unlinks, 10);
+  EXPECT_LE(most_, kCap);
+}
+
+TEST_F(SharedFsBoundsTest, ALeaseFromATimeToComeHoldsNobody) {
+  constexpr uint64_t kCap = 16 * kFile;
+  ShareIo io(clock_, directory_);
+  io.ahead = std::chrono::hours(500);
+  std::ofstream(directory_ + "/collector.lease").close();
+  io.Stamp(directory_ + "/collector.lease");
+  auto node = Open(Bounded(kCap));
+  for (uint64_t n = 0; n < 40; ++n) MustSave(*node, MakeFrame("talk " + std::to_string(n), 0));
   EXPECT_LE(most_, kCap);
 }
 

@@ -79,6 +79,8 @@ uint64_t SharedFsCollector::BytesOver(uint64_t claimed_bytes) {
 }
 
 bool SharedFsCollector::Tick(int64_t now_ns, uint64_t claimed_bytes) {
+  ticked_at_ = clock_.Now();
+  tick_ns_ = now_ns;
   KeepLease(now_ns);
   if (!HoldsLease()) {
     victims_.clear();
@@ -148,7 +150,9 @@ Result<bool> SharedFsCollector::Evict(const Victim& victim) {
   // We may know it by the word of a node that wrote it long ago, and not of the one that wrote it anew.
   const auto written_ns = dir_.WrittenNs(victim.key);
   if (!written_ns) return tl::unexpected(written_ns.error());
-  if (*written_ns && **written_ns > victim.used_ns + kStampsDifferNs) {
+  // A time to come is of a clock that was ahead, and says nothing.
+  const int64_t now_ns = tick_ns_ + std::chrono::nanoseconds(clock_.Now() - ticked_at_).count();
+  if (*written_ns && **written_ns > victim.used_ns + kStampsDifferNs && **written_ns < now_ns + kStampsDifferNs) {
     index_.Use(victim.key, **written_ns);
     needed_.insert(entry->parent);
     return false;

@@ -83,6 +83,8 @@ class SharedFsCollector {
   const Clock& clock_;
   Metrics& metrics_;
   TimePoint lease_until_, lease_look_at_, free_look_at_, ttl_look_at_;
+  TimePoint ticked_at_;
+  int64_t tick_ns_ = 0;                            // The file server's time then.
   std::vector<Victim> victims_;                    // The next one last.
   std::unordered_set<Digest, DigestHash> needed_;  // Parents of victims that stay after all.
   Why why_ = kSize;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string_view>
 #include <utility>
@@ -60,6 +61,9 @@ bool MayBeTheFilesOwn(int os_error) {
   return os_error == EIO || os_error == EACCES || os_error == EPERM || os_error == ENODATA || os_error == EBADMSG ||
          os_error == EUCLEAN;
 }
+
+// Errors of one name that can't be removed, while others can.
+bool IsTheNamesOwn(int os_error) { return os_error == EPERM || os_error == EACCES || os_error == EISDIR; }
 
 // `seen`: the file is there.
 FrameProof NotKnown(Error error, const FileStat* seen = nullptr) {
@@ -581,23 +585,28 @@ Result<void> SharedFsDir::RemoveStale(std::chrono::seconds age) {
   const auto now = ServerNow();
   if (!now) return tl::unexpected(now.error());
   const int64_t oldest = *now - std::chrono::nanoseconds(age).count();
-  if (auto removed = RemoveOlder(Path("tmp"), kTempSuffix, oldest); !removed) return removed;
-  return RemoveOlder(Path("nodes"), kJournalSuffix, oldest);
+  const Result<void> temps = RemoveOlder(Path("tmp"), kTempSuffix, oldest);
+  const Result<void> journals = RemoveOlder(Path("nodes"), kJournalSuffix, oldest);
+  return temps ? journals : temps;
 }
 
 Result<void> SharedFsDir::RemoveOlder(const std::string& directory, std::string_view suffix, int64_t mtime_ns) {
   const auto names = io_.List(directory);
   if (!names) return tl::unexpected(names.error());
+  Result<void> result;
   for (const std::string& name : *names) {
     if (!name.ends_with(suffix)) continue;
     const std::string path = directory + "/" + name;
     const auto stat = io_.Stat(path);
+    // A server that is away would take its time for each.
+    if (!stat && stat.error().os_error != ENOENT) return tl::unexpected(stat.error());
     if (!stat || stat->mtime_ns >= mtime_ns) continue;
     const auto removed = io_.Unlink(path);
     if (removed || removed.error().os_error == ENOENT) continue;  // Another node may clean up too.
-    return removed;
+    result = removed;
+    if (!IsTheNamesOwn(removed.error().os_error)) break;
   }
-  return {};
+  return result;
 }
 
 bool SharedFsDir::OthersWrite(const Digest& key) {
@@ -615,7 +624,9 @@ Result<uint64_t> SharedFsDir::TempBytes(const std::function<bool(std::string_vie
   uint64_t bytes = 0;
   for (const std::string& name : *names) {
     if (!counts(std::string_view(name).substr(0, name.rfind('-')))) continue;
-    if (const auto stat = io_.Stat(Path("tmp/") + name)) bytes += stat->bytes;
+    const auto stat = io_.Stat(Path("tmp/") + name);
+    if (!stat && stat.error().os_error != ENOENT) return tl::unexpected(stat.error());
+    if (stat) bytes += stat->bytes;
   }
   return bytes;
 }
@@ -637,7 +648,9 @@ Result<bool> SharedFsDir::HoldLease(int64_t now_ns, std::chrono::milliseconds li
   const auto there = LookAtLease();
   if (!there) return tl::unexpected(there.error());
   const bool ours = *there && lease_ && SameFile(**there, *lease_);
-  if (*there && !ours && now_ns - (*there)->mtime_ns < std::chrono::nanoseconds(life).count()) return false;
+  // One from a time to come is of a clock that was ahead, and would hold until then.
+  const int64_t age_ns = *there ? now_ns - (*there)->mtime_ns : 0;
+  if (*there && !ours && std::abs(age_ns) < std::chrono::nanoseconds(life).count()) return false;
   const auto temp = WriteWhole([](File&) { return Result<void>{}; });
   if (!temp) return tl::unexpected(temp.error());
   const auto made = io_.Stat(*temp);

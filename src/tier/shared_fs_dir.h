@@ -118,8 +118,9 @@ class SharedFsDir {
   Result<uint64_t> TempBytes(const std::function<bool(std::string_view node)>& counts);
   Result<FileIo::Space> FreeSpace() { return io_.FreeSpace(options_.root); }
 
-  // Takes the lease if nobody has renewed it for `life` before `now_ns` (the file server's time), renews it if it is
-  // ours. False: another node has it. Two may hold it for a moment; the later one has it at the next call.
+  // Takes the lease if nobody has renewed it for `life` before `now_ns` (the file server's time), or its time lies as
+  // far ahead; renews it if it is ours. False: another node has it. Two may hold it for a moment; the later one has it
+  // at the next call.
   Result<bool> HoldLease(int64_t now_ns, std::chrono::milliseconds life);
   void LeaveLease();
 

@@ -89,6 +89,17 @@ class SharedFsIndex {
     return true;
   }
 
+  // The clock was set back: nothing happened after this.
+  void NotAfter(int64_t now_ns) {
+    for (Shard& shard : shards_) {
+      std::lock_guard lock(shard.mutex);
+      for (auto& [key, kept] : shard.entries) {
+        for (int64_t* time : {&kept.entry.used_ns, &kept.entry.told_ns, &kept.noted_ns})
+          *time = std::min(*time, now_ns);
+      }
+    }
+  }
+
   std::vector<Digest> Keys(size_t fan_out) const {
     std::vector<Digest> keys;
     ForEach(fan_out, [&](const Digest& key, const Entry&) { keys.push_back(key); });

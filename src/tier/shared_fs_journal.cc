@@ -197,6 +197,7 @@ Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>
         return Fail(there.error(), "journals");
       }
     }
+    if (tail.bad_polls > 0) heard_all_ = false;  // What is behind the wrong record was there before.
     // The listing that showed its successor came before this read: nothing was appended since.
     tail.complete =
         read && *read && parsed.number < newest[parsed.node] && tail.offset == before && tail.bad_polls == 0;

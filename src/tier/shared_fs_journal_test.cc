@@ -146,11 +146,13 @@ TEST_F(SharedFsJournal, ADamagedRecordCostsItselfOnly) {
   bytes[2 * kJournalRecordBytes + 60] ^= std::byte{1};
   WriteFile("other-000000.log", bytes);
   EXPECT_EQ(Poll(reader_), Records(0, 2));
+  EXPECT_FALSE(reader_.heard_all()) << "there may be a claim behind it";
   std::vector<JournalRecord> rest;
   for (int poll = 0; poll < 20; ++poll) {
     for (const JournalRecord& record : Poll(reader_)) rest.push_back(record);
   }
   EXPECT_EQ(rest, Records(3, 5));
+  EXPECT_TRUE(reader_.heard_all());
 }
 
 TEST_F(SharedFsJournal, AFailedAppendIsNeverFollowedByARecordInItsFile) {

@@ -25,9 +25,8 @@ namespace terrace {
 
 class SharedFsRoom {
  public:
-  // Saves that wait claim so much together, or one of them what it needs. If each node claimed for all that wait, no
-  // claim would fit, and what is there would go to make room for none.
-  explicit SharedFsRoom(uint64_t wanted_max) : wanted_max_(wanted_max) {}
+  // `bytes_max`: of the share.
+  explicit SharedFsRoom(uint64_t bytes_max) : bytes_max_(bytes_max) {}
 
   // --- By saves
 
@@ -68,10 +67,13 @@ class SharedFsRoom {
     std::lock_guard lock(mutex_);
     return wanted_ > 0;
   }
-  // The least claim that is of use.
-  uint64_t Needed() const {
+  // The least claim that is of use where so many nodes claim, we among them. Saves that wait claim a 16th of the share
+  // together, or a part of its half if that is less, or one of them what it needs. If each node claimed for all that
+  // wait, no claim would fit, and what is there would go to make room for none.
+  uint64_t Needed(uint64_t nodes) const {
     std::lock_guard lock(mutex_);
-    return in_flight_ + std::min(wanted_, std::max(largest_, wanted_max_));
+    const uint64_t part = bytes_max_ / std::max<uint64_t>(16, 2 * nodes);
+    return in_flight_ + std::min(wanted_, std::max(largest_, part));
   }
   // Of temporaries, at most.
   uint64_t writing() const {
@@ -116,7 +118,7 @@ class SharedFsRoom {
   }
 
  private:
-  const uint64_t wanted_max_;
+  const uint64_t bytes_max_;
   mutable std::mutex mutex_;
   uint64_t granted_ = 0;  // All guarded by mutex_.
   uint64_t in_flight_ = 0;

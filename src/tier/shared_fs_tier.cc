@@ -47,6 +47,9 @@ constexpr std::chrono::minutes kCleanEvery{10};
 // A save that waits, for room or for another node, looks again.
 constexpr std::chrono::milliseconds kSaveRetry{20};
 
+// Whether a frame got its name all the same is asked again.
+constexpr std::chrono::seconds kLostRetry{1};
+
 // Looking whether another node writes the same frame costs a listing, 1 ms over NFS; a frame of this size takes 80 ms
 // and more. The wait is for 200 MB at 100 MB/s; then the other one is dead, or so slow that we may be faster.
 constexpr size_t kShareWorkBytes = 8 << 20;
@@ -63,11 +66,11 @@ constexpr std::chrono::milliseconds kPollPressed{100};
 constexpr uint64_t kSpareShare = 8;
 constexpr uint64_t kSpareMax = 256ull << 20;
 
-// Of a bound, what one node claims for saves that wait: so many nodes may wait at once.
-constexpr uint64_t kWantedShare = 16;
-
 // A claim that nobody needs any more is given back.
 constexpr std::chrono::seconds kClaimIdle{1};
+
+// The file server's clock was set back by more than it runs wrong.
+constexpr int64_t kClockStepNs = 1'000'000'000;
 
 // Uses wait so long for an append that is made anyway.
 constexpr std::chrono::seconds kUsesWait{5};
@@ -86,6 +89,9 @@ constexpr std::chrono::seconds kRescanMin{60};
 
 // Frames whose load failed and that are to be read before a save is told that they are there. Beyond, they stay.
 constexpr size_t kUnreadableMax = 4096;
+
+// So many frames, and no other, that can't be read each for itself: it is not each for itself.
+constexpr size_t kUnreadableRow = 16;
 
 constexpr int64_t kTimeUnknown = std::numeric_limits<int64_t>::min();
 
@@ -141,15 +147,18 @@ class SharedFsTier final : public Tier {
   void NoteUnreadable(const Digest& key);
   bool IsUnreadable(const Digest& key);
   bool TakeUnreadable(const Digest& key);
-  void LookForLost(const FrameInfo& info, uint64_t bytes);
+  void LookForLost(const FrameInfo& info, uint64_t bytes,
+                   std::chrono::milliseconds delay = std::chrono::milliseconds(0));
   SaveResult SaveFailed(const FrameInfo& info, Error error);
   bool Believe(const FrameInfo& info, int64_t used_ns);  // The frame is there. False if that was known.
-  Result<SharedFsDir::Published> PublishOne(const std::string& temp, const FrameInfo& info, bool& left);
+  Result<SharedFsDir::Published> PublishOne(const std::string& temp, const FrameInfo& info, bool& left,
+                                            bool& announced);
   void EraseOne(const Digest& key);
   bool Erasing(const Digest& key);
   void SetAside(const Digest& key, const FrameProof& proof);
   bool MustStop() const;
   int64_t ServerNs() const;
+  int64_t NotAhead(int64_t time_ns) const;
   void NoteUse(const Digest& key);
 
   // On the background thread only (Start: before it begins; Close: after it ended).
@@ -164,7 +173,7 @@ class SharedFsTier final : public Tier {
   void PostScanStep();
   void ScanStep();
   bool ScanNextDirectory();
-  void ScanFrame(const Digest& key);
+  bool ScanFrame(const Digest& key);  // False: the server did not answer.
   void ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys);
   void EndScan();
   void LookAtOne();
@@ -182,6 +191,7 @@ class SharedFsTier final : public Tier {
   bool IsAlive(std::string_view node) const;
   uint64_t OthersClaim() const;
   uint64_t Claimed() const { return OthersClaim() + claim_ + left_bytes_; }
+  uint64_t NeededRoom() const;
   uint64_t RoomForUs();
   void PostCollect();
 
@@ -282,8 +292,7 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
                                                                   : std::min(options.quarantine_bytes_max,
                                                                              options.bounds.quarantine_bytes_max())},
            deps.io, deps.clock, deps.metrics),
-      room_(options.bounds.bytes_max > 0 ? options.bounds.frame_bytes_max() / kWantedShare
-                                         : std::numeric_limits<uint64_t>::max()),
+      room_(options.bounds.bytes_max > 0 ? options.bounds.frame_bytes_max() : std::numeric_limits<uint64_t>::max()),
       unavailable_since_(deps.clock.Now()),
       reader_(dir_.JournalDirectory(), node_, deps.io),
       writer_({.directory = dir_.JournalDirectory(), .node = node_, .permissions = options.file_permissions}, deps.io),
@@ -297,8 +306,13 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
       background_(deps.background ? deps.background : own_background_.get()) {}
 
 Result<void> SharedFsTier::Start() {
-  Result<void> there = CheckDirectory();
-  if (!there && !options_.open_lazily) return there;
+  if (options_.open_lazily) {
+    // Not here: a mount whose server is gone may answer when it is back, and nobody waits for it.
+    std::lock_guard lock(health_mutex_);
+    why_ = "shared directory " + options_.directory + ": no answer yet";
+  } else if (Result<void> there = CheckDirectory(); !there) {
+    return there;
+  }
   background_.Add({.run = [this] { Poll(); }, .drop = [] {}});
   return {};
 }
@@ -551,14 +565,16 @@ SaveResult SharedFsTier::Write(const PendingSave& save) {
     return Declined(Reason::kCancelled);
   }
   if (save.bad) SetAside(info.key, *save.bad);
-  const auto published = PublishOne(*temp, info, left);
+  bool announced = false;
+  const auto published = PublishOne(*temp, info, left, announced);
   if (!published) {
     if (dir_.Prove(info.key).unreadable) NoteUnreadable(info.key);  // For the next save.
     LookForLost(info, left ? 0 : bytes);
     return SaveFailed(info, published.error());
   }
-  if (*published == SharedFsDir::Published::kNew) {
-    room_.Published(bytes);  // After its record was queued.
+  // After its record was queued. One that existed may be our own, given its name by a call whose answer was lost.
+  if (*published == SharedFsDir::Published::kNew || (announced && !left)) {
+    room_.Published(bytes);
   } else if (!left) {
     room_.GiveBack(bytes);
   }
@@ -566,16 +582,18 @@ SaveResult SharedFsTier::Write(const PendingSave& save) {
   return {.outcome = Outcome::kHit, .existed = *published == SharedFsDir::Published::kExisted};
 }
 
-// It may have got its name all the same: then it is as any other that was published.
-void SharedFsTier::LookForLost(const FrameInfo& info, uint64_t bytes) {
+// It may have got its name all the same: then it is as any other that was published. Its room is kept until that is
+// known.
+void SharedFsTier::LookForLost(const FrameInfo& info, uint64_t bytes, std::chrono::milliseconds delay) {
   background_.Add({.run =
                        [this, info, bytes] {
-                         ScanFrame(info.key);
+                         if (!CheckDirectory() || !ScanFrame(info.key)) return LookForLost(info, bytes, kLostRetry);
                          if (!index_.Contains(info.key)) return room_.GiveBack(bytes);
                          Announce(JournalRecord::Kind::kPublished, info);
                          room_.Published(bytes);
                        },
-                   .drop = [] {}});
+                   .drop = [] {}},
+                  delay);
 }
 
 SaveResult SharedFsTier::SaveFailed(const FrameInfo& info, Error error) {
@@ -586,24 +604,32 @@ SaveResult SharedFsTier::SaveFailed(const FrameInfo& info, Error error) {
           .error = Fail(std::move(error), "shared_fs: save " + info.key.Hex()).value()};
 }
 
-Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp, const FrameInfo& info, bool& left) {
+Result<SharedFsDir::Published> SharedFsTier::PublishOne(const std::string& temp, const FrameInfo& info, bool& left,
+                                                        bool& announced) {
   std::lock_guard lock(index_.names(info.key));
   EraseOne(info.key);  // If it was erased before this save, and the file not yet removed.
   Result<SharedFsDir::Published> published = dir_.Publish(temp, info, left);
   if (!published || *published == SharedFsDir::Published::kOtherVersion) return published;
   // Announced even if it existed: its writer may have died before it could. And even if it was known: others may know
   // that it was gone for a while.
-  if (Believe(info, ServerNs()) || *published == SharedFsDir::Published::kNew) {
-    Announce(JournalRecord::Kind::kPublished, info);
-  }
+  announced = Believe(info, ServerNs()) || *published == SharedFsDir::Published::kNew;
+  if (announced) Announce(JournalRecord::Kind::kPublished, info);
   return published;
 }
 
 bool SharedFsTier::Believe(const FrameInfo& info, int64_t used_ns) {
+  used_ns = NotAhead(used_ns);
   if (bounds_.any()) index_.Use(info.parent, used_ns);
   return index_.Insert(
       info.key,
       {.file_bytes = FrameBytes(info.payload_bytes), .parent = info.parent, .used_ns = used_ns, .told_ns = ServerNs()});
+}
+
+// No file and no journal tells of a time to come. A clock that was ahead did, and what was used then would stay for
+// ever.
+int64_t SharedFsTier::NotAhead(int64_t time_ns) const {
+  const int64_t now_ns = ServerNs();
+  return now_ns == 0 ? time_ns : std::min(time_ns, now_ns);
 }
 
 // The file server's time, 0 while it is not known.
@@ -758,7 +784,7 @@ void SharedFsTier::Hear(const JournalRecord& record) {
               record.time_ns != 0 ? record.time_ns : ServerNs());
       if (IsGone(record.key)) Doubt(record.key);
       return;
-    case JournalRecord::Kind::kUsed: return index_.Use(record.key, record.time_ns);
+    case JournalRecord::Kind::kUsed: return index_.Use(record.key, NotAhead(record.time_ns));
     case JournalRecord::Kind::kEvicted: {
       // Believed, but if it may have been overtaken by the word of a frame written anew. A listing for each frame that
       // goes would be dear, and what the first scan finds it finds anyway.
@@ -864,13 +890,13 @@ bool SharedFsTier::ScanNextDirectory() {
 void SharedFsTier::ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys) {
   std::lock_guard lock(index_.names(keys.front()));  // All of one directory.
   const auto listed = dir_.ListFrames(fan_out);
-  if (!listed && listed.error().os_error != ENOENT) return;
+  if (!listed && (listed.error().os_error != ENOENT || !CheckDirectory())) return;  // Unmounted, everything is gone.
   for (const Digest& key : keys) {
     if (!listed || !std::binary_search(listed->begin(), listed->end(), key)) index_.Erase(key);
   }
 }
 
-void SharedFsTier::ScanFrame(const Digest& key) {
+bool SharedFsTier::ScanFrame(const Digest& key) {
   const FrameProof proof = dir_.Prove(key);
   if (proof.reason == Reason::kNone) {
     Believe(proof.frame.info, proof.stat.mtime_ns);
@@ -879,6 +905,7 @@ void SharedFsTier::ScanFrame(const Digest& key) {
   } else if (proof.set_aside) {
     SetAside(key, proof);
   }  // Else it could not be read: a later scan sees.
+  return proof.reason != Reason::kUnavailable || proof.unreadable;
 }
 
 // A known frame, of another directory each time. If it is gone, and by the next look nobody has said so, others may be
@@ -967,8 +994,9 @@ void SharedFsTier::LearnTime() {
   const Result<int64_t> server = dir_.ServerNow();
   if (!server) return;  // The next poll asks again.
   time_at_ = now + kCleanEvery;
-  server_offset_ns_.store(*server - std::chrono::nanoseconds(now.time_since_epoch()).count(),
-                          std::memory_order_relaxed);
+  const int64_t offset = *server - std::chrono::nanoseconds(now.time_since_epoch()).count();
+  const int64_t before = server_offset_ns_.exchange(offset, std::memory_order_relaxed);
+  if (before != kTimeUnknown && before - offset > kClockStepNs) index_.NotAfter(*server);
 }
 
 void SharedFsTier::KeepBounds() {
@@ -1026,6 +1054,11 @@ uint64_t SharedFsTier::OthersClaim() const {
   return bytes;
 }
 
+uint64_t SharedFsTier::NeededRoom() const {
+  const auto claims = [](const auto& peer) { return peer.second.claimed_bytes > 0; };
+  return room_.Needed(1 + static_cast<uint64_t>(std::ranges::count_if(reader_.peers(), claims)));
+}
+
 // What we may have under way, by all bounds, as far as we know.
 uint64_t SharedFsTier::RoomForUs() {
   const auto less = [](uint64_t all, uint64_t taken) { return all - std::min(all, taken); };
@@ -1042,7 +1075,7 @@ uint64_t SharedFsTier::RoomForUs() {
 // See shared_fs_room.h: claim, then look.
 void SharedFsTier::ClaimRoom() {
   const auto lasts = options_.claim_life / 2;
-  const uint64_t needed = room_.Needed();
+  const uint64_t needed = NeededRoom();
   const uint64_t room = RoomForUs();
   const uint64_t spare = room > needed ? std::min((room - needed) / kSpareShare, kSpareMax) : 0;
   const bool fresh = deps_.clock.Now() < appended_at_ + lasts / 2;
@@ -1058,7 +1091,7 @@ void SharedFsTier::ClaimRoom() {
 void SharedFsTier::RenewClaim() {
   if (claim_ == 0) return;
   const auto age = deps_.clock.Now() - appended_at_;
-  if (room_.Needed() == 0 && age >= kClaimIdle) {
+  if (NeededRoom() == 0 && age >= kClaimIdle) {
     FlushJournal(0);
   } else if (age >= options_.claim_life / 4) {
     FlushJournal(room_.granted());
@@ -1094,6 +1127,7 @@ Result<ScanPage> SharedFsTier::Scan(const std::string& cursor, size_t limit) {
   const auto directories = dir_.ListFanOut();
   if (!directories) return Fail(directories.error(), "shared_fs: scan");
   ScanPage page;
+  size_t unreadable = 0;
   for (const size_t fan_out : *directories) {
     if (after && fan_out < FanOutOf(*after)) continue;
     const auto keys = dir_.ListFrames(fan_out);
@@ -1102,6 +1136,11 @@ Result<ScanPage> SharedFsTier::Scan(const std::string& cursor, size_t limit) {
     for (const Digest& key : *keys) {
       if ((after && key <= *after) || Erasing(key)) continue;
       FrameProof proof = dir_.Prove(key);
+      // The server, and not this frame; or all of them: whoever probes has to hear of it.
+      const bool failed = proof.reason == Reason::kUnavailable;
+      if (failed && (!proof.unreadable || (++unreadable >= kUnreadableRow && page.frames.empty() && !after))) {
+        return Fail(*proof.error, "shared_fs: scan");
+      }
       if (proof.reason != Reason::kNone) continue;
       page.frames.push_back(proof.frame.info);
       if (page.frames.size() >= limit) {

@@ -40,7 +40,8 @@ namespace terrace {
 struct SharedFsOptions {
   std::string directory;
   SharedFsBounds bounds;
-  bool open_lazily = false;          // Open succeeds without the directory, and the tier joins when it appears.
+  // Open does not look at the directory: the tier joins it when it is there and answers.
+  bool open_lazily = false;
   uint32_t file_permissions = 0640;  // Less the umask, as all permissions.
   uint32_t directory_permissions = 0750;
   size_t load_threads = 4;                       // Of the tier's own pool.

@@ -26,6 +26,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <random>
@@ -1264,6 +1265,13 @@ TEST_F(SharedFsTier, WhatDeadNodesLeftIsRemovedByTheServersClock) {
   node->Step(std::chrono::minutes(11));
   EXPECT_EQ(Names("tmp"), (std::set<std::string>{"live-1-aa-0.tmp", "notes.txt"}));
   EXPECT_EQ(Names("nodes"), (std::set<std::string>{"live-1-aa-000000.log"}));
+  // One that is another user's keeps no other.
+  for (const char* name : {"tmp/a-1-aa-0.tmp", "tmp/dead-2-aa-0.tmp", "tmp/z-1-aa-0.tmp"}) leave(name, 3700);
+  leave("nodes/dead-2-aa-000000.log", 3700);
+  Fail(Io::kUnlink, "dead-2-aa-0.tmp", EPERM);
+  node->Step(std::chrono::minutes(11));
+  EXPECT_EQ(Names("tmp"), (std::set<std::string>{"dead-2-aa-0.tmp", "live-1-aa-0.tmp", "notes.txt"}));
+  EXPECT_EQ(Names("nodes"), (std::set<std::string>{"live-1-aa-000000.log"}));
 }
 
 TEST_F(SharedFsTier, AScanPagesThroughAllDirectories) {
@@ -1291,6 +1299,26 @@ TEST_F(SharedFsTier, AScanPagesThroughAllDirectories) {
 }
 
 // ---- The directory comes and goes
+
+// A guard probes with a scan of one frame: no frame and no error would tell it that all is well.
+TEST_F(SharedFsTier, AScanOfWhatCannotBeReadFails) {
+  auto node = Open();
+  for (uint64_t n = 0; n < 40; ++n) node->MustSave(MakeFrame(n));
+  const auto fail = [&](std::set<std::string> names, bool stat_too) {
+    io_.SetRule([=](const Io::Call& call) -> Verdict {
+      const bool hit = call.op == Io::kOpen || (stat_too && call.op == Io::kStat);
+      const bool frame = call.path.ends_with(".kvf") && (names.empty() || names.contains(call.path));
+      return {.os_error = hit && frame ? EIO : 0};
+    });
+  };
+  fail({}, true);  // The server does not answer for files.
+  EXPECT_EQ(node->tier->Scan("", 1).error().os_error, EIO);
+  fail({}, false);
+  EXPECT_EQ(node->tier->Scan("", 1).error().os_error, EIO);
+  fail({Path(MakeFrame(3)), Path(MakeFrame(5))}, false);
+  EXPECT_EQ(node->tier->Scan("", 100)->frames.size(), 38u);
+  EXPECT_EQ(node->tier->Scan("", 1)->frames.size(), 1u);
+}
 
 TEST_F(SharedFsTier, ADirectoryThatVanishesIsUnavailableAndHeals) {
   auto node = Open();
@@ -1477,6 +1505,31 @@ TEST_F(SharedFsTier, ManyWritersOfTheSameKeysLeaveEachFrameOnceAndRight) {
   for (const auto& entry : fs::recursive_directory_iterator(dir_ + "/frames")) files += entry.is_regular_file();
   EXPECT_EQ(files, kKeys);
   EXPECT_TRUE(Names("tmp").empty());
+}
+
+// A hard mount whose server is gone.
+TEST_F(SharedFsTier, OpenedLazilyItWaitsForNoAnswer) {
+  std::promise<void> back;
+  io_.SetRule([answers = back.get_future().share()](const Io::Call&) -> Verdict {
+    answers.wait();
+    return {};
+  });
+  const SystemClock clock;
+  Metrics metrics;
+  auto opening = std::async(std::launch::async, [&] {
+    SharedFsOptions options{.open_lazily = true};
+    options.directory = dir_;
+    return OpenSharedFsTier(options, {.io = io_, .clock = clock, .metrics = metrics});
+  });
+  const bool opened = opening.wait_until(Soon()) == std::future_status::ready;
+  EXPECT_TRUE(opened);
+  if (!opened) back.set_value();
+  const std::unique_ptr<Tier> tier = opening.get().value();
+  if (!opened) return;
+  EXPECT_FALSE(tier->stats().available);
+  EXPECT_NE(tier->stats().why.find(dir_ + ": no answer yet, since"), std::string::npos) << tier->stats().why;
+  back.set_value();
+  EXPECT_TRUE(Eventually([&] { return tier->stats().available; }));
 }
 
 TEST_F(SharedFsTier, TwoTiersWithThreadsFindEachOthersFrames) {
