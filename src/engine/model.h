@@ -41,6 +41,11 @@ struct ChatMessage {
   std::string content;
 };
 
+// Bytes of the longest stretch of `text` that is blanks alone, or has none.
+size_t LongestRun(std::string_view text);
+// What Tokenize takes of that: it may cost a stack of a thousand times as many bytes.
+inline constexpr size_t kRunBytesMax = 256 << 10;
+
 class Model {
  public:
   // Errors are one line for the person who started the program: no file, no GGUF, truncated, split, or why llama.cpp
@@ -64,7 +69,8 @@ class Model {
 
   Result<ContextPtr> NewContext(const ContextOptions& options) const;
 
-  // Text with special tokens recognised, and with those the model wants at the start of a sequence.
+  // Text with special tokens recognised, and with those the model wants at the start of a sequence. Its LongestRun is
+  // at most kRunBytesMax. May throw: what llama.cpp throws, or for want of memory.
   std::vector<int32_t> Tokenize(std::string_view text) const;
   // Bytes of one token, maybe part of a UTF-8 sequence; "" for control tokens.
   std::string Piece(int32_t token) const;

@@ -174,8 +174,14 @@ openai::ApiError Routes::TooLong(const std::string& tokens) const {
 // Tokenizing megabytes takes minutes: what can't fit, however it is cut, is refused before.
 std::optional<openai::ApiError> Routes::RefuseIfTooLong(std::string_view text) const {
   const size_t at_least = text.size() / model_.longest_piece();
-  if (at_least <= options_.context_tokens) return std::nullopt;
-  return TooLong("at least " + std::to_string(at_least));
+  if (at_least > options_.context_tokens) return TooLong("at least " + std::to_string(at_least));
+  const size_t run = LongestRun(text);
+  if (run <= kRunBytesMax) return std::nullopt;
+  return Refusal(400,
+                 "the prompt has " + std::to_string(run) +
+                     " bytes without a blank, or of blanks, in a row; this server reads " +
+                     std::to_string(kRunBytesMax) + " at most",
+                 "invalid_prompt");
 }
 
 std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request) const {

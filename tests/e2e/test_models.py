@@ -56,6 +56,17 @@ def test_a_model_that_cannot_be_cut_is_served_right_and_not_cached(
     assert why in line
 
 
+def test_a_text_without_a_blank_harms_nobody(launcher: Launcher, tmp_path: Path):
+    """Genomes, rulers, blobs: for this tokenizer llama.cpp recurses once a character."""
+    model = mamba(tmp_path / "model.gguf", launcher.model, pre="default")
+    server = launcher.serve("--ctx", "4096", model=model, ready=False).wait_healthy()
+    assert server.lookup(prompt("=" * 100_000))["prompt_tokens"] == 100_000 // 64 + 1
+    assert server.lookup(prompt(" " * 100_000))["prompt_tokens"] > 1000
+    reply = server.call("POST", "/terrace/lookup", prompt("=" * (1 << 18) + "="))
+    assert (reply.status, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert server.health() == {"status": "ok"}
+
+
 def test_a_sliding_window_larger_than_a_chunk_is_cached_and_shared(launcher: Launcher, tmp_path: Path):
     model, shared = gemma2(tmp_path / "model.gguf", launcher.model, window=128), tmp_path / "shared"
     shared.mkdir()

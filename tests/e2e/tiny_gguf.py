@@ -92,8 +92,13 @@ class _Tensors:
         self._add(name, shape, 1, bytes(data))
 
 
-def _write(path: Path, like: Path, arch: str, entries: dict, tensors: _Tensors) -> Path:
+def _write(path: Path, like: Path, arch: str, entries: dict, tensors: _Tensors, pre: str | None = None) -> Path:
+    """`pre`: another way to split text before it is tokenized."""
     tokenizer, _ = _tokenizer_of(like)
+    if pre is not None:
+        name = _text("tokenizer.ggml.pre")
+        tokenizer = [entry for entry in tokenizer if not entry.startswith(name)]
+        tokenizer.append(_entry("tokenizer.ggml.pre", pre))
     all_entries = [
         _entry("general.architecture", arch),
         *(_entry(f"{arch}.{k}", v) for k, v in entries.items()),
@@ -118,7 +123,7 @@ def _mamba_layer(t: _Tensors, i: int) -> None:
     t.noise(f"blk.{i}.ssm_out.weight", inner, EMBEDDING)
 
 
-def mamba(path: Path, like: Path) -> Path:
+def mamba(path: Path, like: Path, pre: str | None = None) -> Path:
     """Recurrent."""
     t = _Tensors(1)
     t.noise("token_embd.weight", EMBEDDING, _tokenizer_of(like)[1])
@@ -130,7 +135,7 @@ def mamba(path: Path, like: Path) -> Path:
         "block_count": 2, "ssm.conv_kernel": 4, "ssm.inner_size": 2 * EMBEDDING, "ssm.state_size": 16,
         "ssm.time_step_rank": 8, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    return _write(path, like, "mamba", entries, t)
+    return _write(path, like, "mamba", entries, t, pre)
 
 
 def jamba(path: Path, like: Path) -> Path:
