@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "chunk/weights.h"
 #include "engine/caps.h"
+#include "engine/cpu_quota.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
 #include "engine/routes.h"
@@ -194,7 +195,7 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
                                     std::to_string(kChunkStep));
   }
   options.engine.chunk_tokens = *chunk;
-  options.engine.threads = PhysicalCores();
+  options.engine.threads = std::min(PhysicalCores(), CpuQuotaCores());
   if (values.IsSet("threads")) {
     const auto threads = config::Bounded(values, "threads", 1, 512);
     if (!threads) return tl::unexpected(threads.error());
@@ -264,7 +265,9 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
               uint16_t port) {
   const std::optional<Digest> digest = weights.Get();
   const SpaceFields& space = thread.space();
-  log::Info("serve_ready", {{"url", "http://" + options.http.host + ":" + std::to_string(port) + "/v1"},
+  const std::string& host = options.http.host;
+  const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";
+  log::Info("serve_ready", {{"url", "http://" + shown + ":" + std::to_string(port) + "/v1"},
                             {"model", options.served_name},
                             {"description", model.Description()},
                             {"weights", digest ? digest->Hex() : "pending"},
