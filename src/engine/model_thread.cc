@@ -27,7 +27,8 @@ constexpr milliseconds kLoadBudgetMin{200};
 // get this share of RAM: the request whose turn it is has to save.
 constexpr size_t kPrefetchAhead = 4;
 constexpr uint64_t kPrefetchShare = 2;
-constexpr int32_t kAborted = 2;  // llama_decode did as it was told; the sequence is as before.
+constexpr milliseconds kGlance{20};  // From one look at whether a client waits on to the next, while nothing happens.
+constexpr int32_t kAborted = 2;      // llama_decode did as it was told; the sequence is as before.
 // Weight of the newest piece in the running mean of prefill speed.
 constexpr double kNewest = 0.2;
 
@@ -43,6 +44,27 @@ class Stopwatch {
  private:
   std::atomic<uint64_t>& ns_;
   const Clock::time_point begin_ = Clock::now();
+};
+
+// Rung on any thread, maybe after whoever waited for it has gone.
+class Bell {
+ public:
+  void Ring() {
+    {
+      const std::lock_guard lock(mutex_);
+      rung_ = true;
+    }
+    changed_.notify_all();
+  }
+  bool WaitUntil(TimePoint until) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, until, [&] { return rung_; }) && std::exchange(rung_, false);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool rung_ = false;  // Guarded by mutex_.
 };
 
 openai::ApiError ServerError(int status, std::string message) {
@@ -420,6 +442,18 @@ void ModelThread::Step(Active& active) {
   }
 }
 
+bool ModelThread::AwaitChunk(const Active& active, const Prefetch& from, size_t chunk) {
+  const TimePoint deadline = std::min(active.load_deadline, from.deadline);
+  const auto bell = std::make_shared<Bell>();
+  while (!from.job->ReadyOr(chunk - from.first, [bell] { bell->Ring(); })) {
+    for (TimePoint now = Clock::now(); !bell->WaitUntil(std::min(deadline, now + kGlance)); now = Clock::now()) {
+      if (ShouldAbort()) return false;
+      if (now >= deadline) return true;
+    }
+  }
+  return true;
+}
+
 void ModelThread::LoadStep(Active& active) {
   Generation& request = *active.generation;
   const size_t chunk = active.position / options_.chunk_tokens;
@@ -431,6 +465,7 @@ void ModelThread::LoadStep(Active& active) {
   LoadJob::Item item;
   {
     const Stopwatch watch(wait_ns_);
+    if (!AwaitChunk(active, *from, chunk)) return;
     item = from->job->Wait(chunk - from->first, active.load_deadline);
   }
   if (item.outcome != Outcome::kHit) return EndLoading(active, item.reason);

@@ -96,6 +96,8 @@ class ModelThread {
   void Admit(std::unique_ptr<Generation> generation);
   void Step(Active& active);
   void LoadStep(Active& active);
+  // False: the request has to end now, which Run() will see. True: the chunk has come or won't, or its time is up.
+  bool AwaitChunk(const Active& active, const Prefetch& from, size_t chunk);
   void PrefillStep(Active& active);
   void DecodeStep(Active& active);
   // False: `active` failed, which is settled, or the computation was aborted.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t kChunk = 64;
 constexpr auto kLongest = std::chrono::seconds(120);
-constexpr std::chrono::milliseconds kLoadDeadline{60'000};
+constexpr std::chrono::milliseconds kLoadDeadline{600'000};  // What is waited for to its end fails a test.
 
 struct Answer {
   std::string text;
@@ -335,6 +335,36 @@ TEST_F(ModelThreadTest, ClientThatLeavesDuringAStepEndsItAndHarmsNothing) {
   EXPECT_EQ(answer.get().failed_status, -1) << "computed to its end";
   EXPECT_EQ(Run(Story("Ada")).text, cold.text);
   EXPECT_EQ(Run(Story("Bob"), 1).usage.completion_tokens, 1u);
+}
+
+// On storage that hangs. Others wait behind it, and a server that stops has to say so.
+TEST_F(ModelThreadTest, ALoadThatHangsIsNotWaitedForOnceTheClientLeftOrTheServerStops) {
+  auto tier = std::make_unique<MemoryTier>();
+  MemoryTier& lower = *tier;
+  store_ = std::make_unique<BendingStore>(store_metrics_, std::move(tier));
+  StartEngine();
+  FrameInfo info;
+  info.key = Ask(Story("Ada"), nullptr)->chain.keys()[0];
+  lower.Put(info, {});
+  lower.Hold();
+  auto leaves = std::make_unique<Collector>(SIZE_MAX, /*stays_for=*/5);
+  auto left = leaves->answer();
+  ASSERT_EQ(thread_->Submit(Ask(Story("Ada"), std::move(leaves))), nullptr);
+  ASSERT_EQ(left.wait_for(kLongest), std::future_status::ready);
+  EXPECT_EQ(left.get().failed_status, -1);
+  EXPECT_EQ(Run("Hello", 1).usage.completion_tokens, 1u);
+
+  auto stays = std::make_unique<Collector>();
+  auto stopped = stays->answer();
+  ASSERT_EQ(thread_->Submit(Ask(Story("Ada"), std::move(stays))), nullptr);
+  const auto deadline = std::chrono::steady_clock::now() + kLongest;
+  while (engine_metrics_->Text().find("\nterrace_engine_queue_requests 0\n") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::yield();
+  }
+  thread_->StopBy(std::chrono::steady_clock::now());
+  ASSERT_EQ(stopped.wait_for(kLongest), std::future_status::ready);
+  EXPECT_EQ(stopped.get().failed_status, 503);
 }
 
 // What requests load ahead of their turn is pinned.
