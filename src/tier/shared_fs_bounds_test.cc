@@ -428,6 +428,29 @@ TEST_F(SharedFsBoundsTest, ANodeThatStartsKnowsAgesFromTheServer) {
   EXPECT_FALSE(OnShare(MakeFrame("b", 0)));
 }
 
+// The answer to what time it is comes after five minutes, and is not of now.
+TEST_F(SharedFsBoundsTest, ASlowAnswerOfTheServerMakesNoFrameOld) {
+  SharedFsOptions options;
+  options.bounds.ttl = minutes(10);
+  const TimePoint asked_again = clock_.Now() + minutes(10);
+  auto node = Open(options);
+  executor_.Advance(minutes(8));
+  MustSave(*node, MakeFrame("a", 0));
+  bool hang = true;
+  node->io.SetRule([&](const FaultyFileIo::Call& call) {
+    if (call.op != FaultyFileIo::kOpen || call.mode != OpenMode::kCreateNew || clock_.Now() < asked_again)
+      return Verdict{};
+    const bool hangs = std::exchange(hang, false);
+    if (hangs) clock_.Set(clock_.Now() + minutes(5));
+    return Verdict{};
+  });
+  executor_.Advance(minutes(8));
+  EXPECT_FALSE(hang);
+  EXPECT_TRUE(OnShare(MakeFrame("a", 0)));
+  executor_.Advance(minutes(5));
+  EXPECT_FALSE(OnShare(MakeFrame("a", 0)));
+}
+
 // What was written and used then is of a time to come.
 TEST_F(SharedFsBoundsTest, AServerWhoseClockWasAheadForAWhileKeepsNothingForEver) {
   SharedFsOptions options;

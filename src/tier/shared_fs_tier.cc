@@ -72,6 +72,9 @@ constexpr std::chrono::seconds kClaimIdle{1};
 // The file server's clock was set back by more than it runs wrong.
 constexpr int64_t kClockStepNs = 1'000'000'000;
 
+// How long an answer to what time it is may take.
+constexpr std::chrono::seconds kTimeAnswerMax{1};
+
 // Uses wait so long for an append that is made anyway.
 constexpr std::chrono::seconds kUsesWait{5};
 
@@ -989,10 +992,13 @@ bool SharedFsTier::FlushJournal(std::optional<uint64_t> claim) {
 // ---- Bounds
 
 void SharedFsTier::LearnTime() {
-  const TimePoint now = deps_.clock.Now();
-  if (!bounds_.any() || now < time_at_) return;
+  const TimePoint begun = deps_.clock.Now();
+  if (!bounds_.any() || begun < time_at_) return;
   const Result<int64_t> server = dir_.ServerNow();
-  if (!server) return;  // The next poll asks again.
+  const TimePoint now = deps_.clock.Now();
+  // The file got its time somewhere between the two. After a slow answer nobody knows where: for who adds a minute of
+  // waiting to the server's time, others are dead and frames are old that are not. The next poll asks again.
+  if (!server || now - begun > kTimeAnswerMax) return;
   time_at_ = now + kCleanEvery;
   const int64_t offset = *server - std::chrono::nanoseconds(now.time_since_epoch()).count();
   const int64_t before = server_offset_ns_.exchange(offset, std::memory_order_relaxed);
@@ -1034,8 +1040,10 @@ void SharedFsTier::NoticeTheDead() {
 }
 
 void SharedFsTier::EndScan() {
+  // Not by what was read before the scan, which may have hung for long.
+  const bool heard = scan_.dead.empty() || ReadJournals();
   for (const std::string& node : scan_.dead) {
-    if (!IsAlive(node)) reader_.Forget(node);
+    if (heard && !IsAlive(node)) reader_.Forget(node);
     dead_.erase(node);
   }
   scan_ = {};
