@@ -84,6 +84,7 @@ std::set<Digest> Oracle::Present() const {
 }
 
 void Oracle::OnName(const SimDisk::NameChange& change) {
+  if (on_change) on_change();
   const bool by_server = change.who == "server";
   const std::optional<Digest> key = FrameKey(change.path);
   if (!key) return;

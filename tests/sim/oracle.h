@@ -53,6 +53,9 @@ class Oracle {
   // Is it right that a node takes this frame away though nobody erased it? Null: never.
   std::function<bool(const SimDisk::NameChange&)> may_go;
 
+  // After every change of a name. May be null.
+  std::function<void()> on_change;
+
   // Somebody lied that the frame is there: nodes may act on it.
   void Believe(const Digest& key) { chunks_.at(key).ever_named = true; }
 

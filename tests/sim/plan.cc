@@ -76,8 +76,14 @@ Plan::Plan(uint64_t seed, std::optional<bool> with_disk, bool bucket, std::optio
   if (on_bucket) {
     unmount = seconds(0);
     honours_conditions = !rates.links_refused;
-    Random bounds(seed ^ 0x0b0b0b0b);
-    if (with_bounds.value_or(bounds.OneIn(3))) MakeBounds(bounds);
+  }
+  Random bounds(seed ^ 0x0b0b0b0b);
+  const bool some_buckets = bounds.OneIn(3);
+  if (with_bounds.value_or(on_bucket && some_buckets)) MakeBounds(bounds);
+  if (bounded() && !on_bucket) {
+    // What is erased counts no more from the call on, and is there until its file is removed.
+    erase = 0;
+    if (tier_faults.find("corrupt") != std::string::npos) tier_faults.clear();
   }
 
   Random disk(~seed);
@@ -106,8 +112,8 @@ void Plan::MakeBounds(Random bounds) {
   const uint64_t largest = *std::max_element(payload_bytes.begin(), payload_bytes.end());
   const uint64_t kind = bounds.Below(3);
   // From a few frames to about what there is.
-  if (kind != 0) bucket_bytes = FrameBytes(largest) * bounds.Between(4, 40);
-  if (kind != 1) bucket_ttl = seconds(bounds.Between(20, 60));
+  if (kind != 0) bound_bytes = FrameBytes(largest) * bounds.Between(4, 40);
+  if (kind != 1) bound_ttl = seconds(bounds.Between(20, 60));
 }
 
 std::string Plan::Describe() const {
@@ -150,8 +156,8 @@ std::string Plan::Describe() const {
     every("disk_full", disk_full);
     every("disk_rot", disk_rot);
   }
-  if (bucket_bytes > 0) text += ", bucket of " + std::to_string(bucket_bytes);
-  if (bucket_ttl.count() > 0) text += ", ttl " + std::to_string(bucket_ttl.count()) + " s";
+  if (bound_bytes > 0) text += ", bounded to " + std::to_string(bound_bytes);
+  if (bound_ttl.count() > 0) text += ", ttl " + std::to_string(bound_ttl.count()) + " s";
   rate("guarded", guarded);
   if (!tier_faults.empty()) text += ", tier faults " + tier_faults;
   return text;

@@ -37,10 +37,10 @@ struct Plan {
   // Nodes share a bucket: what a mount alone does, does not happen.
   bool on_bucket = false;
   bool honours_conditions = true;
-  // Bounds of the bucket; 0: none. Their numbers come from a generator of their own.
-  uint64_t bucket_bytes = 0;
-  std::chrono::seconds bucket_ttl{0};
-  bool bounded() const { return bucket_bytes > 0 || bucket_ttl.count() > 0; }
+  // Bounds of the share; 0: none. Their numbers come from a generator of their own.
+  uint64_t bound_bytes = 0;
+  std::chrono::seconds bound_ttl{0};
+  bool bounded() const { return bound_bytes > 0 || bound_ttl.count() > 0; }
   // The local disk of each node. Its numbers come from a generator of their own.
   bool has_disk = false;
   uint64_t disk_bytes = 0;

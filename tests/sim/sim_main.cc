@@ -12,15 +12,16 @@
 namespace {
 
 int Usage() {
-  std::fprintf(stderr,
-               "sim [--seed N | --seeds A-B] [--disk yes|no] [--share bucket [--bounds yes|no]] [--steps N] [--log]\n"
-               "  --seed N     one run; prints its faults if it fails\n"
-               "  --seeds A-B  a run for each, stops at the first that fails\n"
-               "  --disk yes   nodes have a local disk, too (default: the seed decides)\n"
-               "  --share bucket  nodes share a bucket instead of a directory\n"
-               "  --bounds yes|no  the bucket has bounds (default: the seed decides)\n"
-               "  --steps N    a run of more steps hangs (20000000)\n"
-               "  --log        prints every step\n");
+  std::fprintf(
+      stderr,
+      "sim [--seed N | --seeds A-B] [--disk yes|no] [--share bucket] [--bounds yes|no] [--steps N] [--log]\n"
+      "  --seed N     one run; prints its faults if it fails\n"
+      "  --seeds A-B  a run for each, stops at the first that fails\n"
+      "  --disk yes   nodes have a local disk, too (default: the seed decides)\n"
+      "  --share bucket  nodes share a bucket instead of a directory\n"
+      "  --bounds yes|no  the share has bounds (default: the seed decides for a bucket; a directory has none)\n"
+      "  --steps N    a run of more steps hangs (20000000)\n"
+      "  --log        prints every step\n");
   return 2;
 }
 

@@ -52,9 +52,18 @@ std::unique_ptr<Tier> SimNode::Guarded(std::unique_ptr<Tier> tier) {
   return std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, executors_.guard, clock_);
 }
 
+Bounds SimNode::BoundsToKeep() const {
+  Bounds bounds{.bytes_max = world_.plan.bound_bytes, .ttl = world_.plan.bound_ttl};
+  if (world_.break_bounds) world_.break_bounds(bounds);
+  return bounds;
+}
+
 std::unique_ptr<Tier> SimNode::OpenDirectory() {
   SharedFsOptions options;
   options.directory = SimFileIo::kRoot;
+  const Bounds bounds = BoundsToKeep();
+  options.bounds = {.bytes_max = bounds.bytes_max, .ttl = bounds.ttl};
+  options.claim_life = kClaimLife;
   options.open_lazily = true;
   options.load_threads = world_.plan.load_threads;
   options.load_queue_items_max = world_.plan.load_queue_items;
@@ -76,8 +85,8 @@ std::unique_ptr<Tier> SimNode::OpenBucket() {
   options.load_queue_items_max = world_.plan.load_queue_items;
   options.save_queue_items_max = world_.plan.save_queue_items;
   options.list_interval = options.list_pressed = kListInterval;
-  options.bounds = {.bytes_max = world_.plan.bucket_bytes, .ttl = world_.plan.bucket_ttl};
-  if (world_.break_bounds) world_.break_bounds(options.bounds);
+  const Bounds bounds = BoundsToKeep();
+  options.bounds = {.bytes_max = bounds.bytes_max, .ttl = bounds.ttl};
   options.lease_life = kLeaseLife;
   const auto open = [this, options] {
     return OpenS3Tier(

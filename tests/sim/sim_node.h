@@ -38,7 +38,7 @@ struct World {
 
   Plan plan;
   const std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
-  const std::function<void(S3Bounds&)> break_bounds;
+  const std::function<void(Bounds&)> break_bounds;
   Scheduler scheduler;
   SimLog log;
   SimDisk disk;
@@ -62,6 +62,8 @@ inline constexpr std::chrono::seconds kScanInterval{30};
 inline constexpr std::chrono::seconds kListInterval{1};
 // Of whoever keeps its bounds.
 inline constexpr std::chrono::seconds kLeaseLife{6};
+// Of a node's claim of room in a directory.
+inline constexpr std::chrono::seconds kClaimLife{60};
 
 class SimNode {
  public:
@@ -106,6 +108,7 @@ class SimNode {
   std::vector<SimExecutor*> executors();
   // A tier to be simulated is one function like these and a line in the constructor.
   std::unique_ptr<Tier> Guarded(std::unique_ptr<Tier> tier);
+  Bounds BoundsToKeep() const;
   std::unique_ptr<Tier> OpenShared();  // A directory or a bucket.
   std::unique_ptr<Tier> OpenDirectory();
   std::unique_ptr<Tier> OpenBucket();

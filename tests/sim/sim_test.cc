@@ -20,8 +20,10 @@
 //   - bits that rot, on the share and on the disks, and a peer gone mad that writes anything under any name, false
 //     news included;
 //   - a right frame written in the moment in which another node takes the damaged one at its place away.
-// Not simulated: the S3 client itself, whose unit tests have a server that misbehaves, and the bounds of a shared
-// directory. Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives
+// Where nodes share a directory with bounds: as above, and no more bytes than that at any moment, until the server
+// crashes, which may take back the word of who writes what; then again in peace.
+// Not simulated: the S3 client itself, whose unit tests have a server that misbehaves, and a mount that keeps space
+// free. Not simulated, and not promised: a client of the file server that lies about Sync, a server that gives
 // stale listings, a peer that forges whole frames (XXH3 finds damage, not malice), and RAM that goes bad.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,6 +51,7 @@ constexpr uint64_t kSeeds = 60;  // Each takes ten times as long.
 constexpr uint64_t kSeeds = 200;
 #endif
 constexpr uint64_t kBucketSeeds = kSeeds / 3;
+constexpr uint64_t kBoundedSeeds = kSeeds / 5;
 constexpr size_t kLogLinesMax = 400;
 
 std::string Explain(uint64_t seed, const RunReport& report) {
@@ -77,6 +80,18 @@ TEST(Simulation, SeedsHold) {
   EXPECT_GT(sum.hits_ram, 100 * kSeeds);
   EXPECT_GT(sum.hits_below, 50 * kSeeds);
   EXPECT_GT(sum.saves_written, 10 * kSeeds);
+}
+
+TEST(Simulation, SeedsHoldOnADirectoryWithBounds) {
+  RunReport sum;
+  for (uint64_t seed = 1; seed <= kBoundedSeeds; ++seed) {
+    const RunReport report = RunSeed({.seed = seed, .with_bounds = true});
+    ASSERT_TRUE(report.ok) << "--bounds yes, " << Explain(seed, report);
+    sum.saves_written += report.saves_written;
+    sum.collected += report.collected;
+  }
+  EXPECT_GT(sum.saves_written, 10 * kBoundedSeeds);
+  EXPECT_GT(sum.collected, kBoundedSeeds);
 }
 
 // Nodes on a bucket, by the same chaos and the same proof.
@@ -273,16 +288,26 @@ TEST(SimulationSees, WhatGoesWrongOnABucket) {
 }
 
 // Nodes that keep other bounds than the run has.
+TEST(SimulationSees, BoundsOfADirectoryThatAreNotKept) {
+  constexpr uint64_t kSizeSeed = 4, kTtlSeed = 7;  // Of one of the two.
+  const auto found = [](uint64_t seed, auto break_bounds) {
+    return RunSeed({.seed = seed, .with_bounds = true, .break_bounds = break_bounds}).failure;
+  };
+  EXPECT_THAT(found(kSizeSeed, [](Bounds& bounds) { bounds.bytes_max *= 3; }), testing::HasSubstr("above its bound"));
+  EXPECT_THAT(found(kTtlSeed, [](Bounds& bounds) { bounds.ttl *= 4; }), testing::HasSubstr("for twice the ttl"));
+  EXPECT_THAT(found(kTtlSeed, [](Bounds& bounds) { bounds.ttl /= 4; }), testing::HasSubstr("that nobody erased"));
+}
+
 TEST(SimulationSees, BoundsOfABucketThatAreNotKept) {
   constexpr uint64_t kSizeSeed = 4, kTtlSeed = 7;  // Of a bucket with one of the two.
   const auto found = [](uint64_t seed, auto break_bounds) {
     return RunSeed({.seed = seed, .on_bucket = true, .with_bounds = true, .break_bounds = break_bounds}).failure;
   };
-  EXPECT_THAT(found(kSizeSeed, [](S3Bounds& bounds) { bounds.bytes_max *= 3; }), testing::HasSubstr("above its bound"));
-  EXPECT_THAT(found(kSizeSeed, [](S3Bounds& bounds) { bounds.bytes_max /= 4; }),
+  EXPECT_THAT(found(kSizeSeed, [](Bounds& bounds) { bounds.bytes_max *= 3; }), testing::HasSubstr("above its bound"));
+  EXPECT_THAT(found(kSizeSeed, [](Bounds& bounds) { bounds.bytes_max /= 4; }),
               testing::HasSubstr("that nobody erased"));
-  EXPECT_THAT(found(kTtlSeed, [](S3Bounds& bounds) { bounds.ttl *= 4; }), testing::HasSubstr("for twice the ttl"));
-  EXPECT_THAT(found(kTtlSeed, [](S3Bounds& bounds) { bounds.ttl /= 4; }), testing::HasSubstr("that nobody erased"));
+  EXPECT_THAT(found(kTtlSeed, [](Bounds& bounds) { bounds.ttl *= 4; }), testing::HasSubstr("for twice the ttl"));
+  EXPECT_THAT(found(kTtlSeed, [](Bounds& bounds) { bounds.ttl /= 4; }), testing::HasSubstr("that nobody erased"));
 }
 
 class BlocksItsCaller final : public ForwardingTier {
@@ -297,7 +322,9 @@ class BlocksItsCaller final : public ForwardingTier {
   int calls_ = 0;
 };
 TEST(SimulationSees, ACallThatBlocks) {
-  EXPECT_THAT(WhatIsFound<BlocksItsCaller>(), testing::HasSubstr("blocked its caller"));
+  // Within a call that may wait itself, it is late.
+  EXPECT_THAT(WhatIsFound<BlocksItsCaller>(),
+              testing::AnyOf(testing::HasSubstr("blocked its caller"), testing::HasSubstr("after its deadline")));
 }
 
 }  // namespace

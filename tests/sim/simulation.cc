@@ -10,7 +10,7 @@
 
 #include "base/assert.h"
 #include "chunk/frame.h"
-#include "tests/sim/bucket_proof.h"
+#include "tests/sim/bounds_proof.h"
 #include "tests/sim/disk_proof.h"
 #include "tests/sim/sim_node.h"
 #include "tier/shared_fs_journal.h"
@@ -60,6 +60,11 @@ class Simulation {
     world_.oracle.may_go = [this](const SimDisk::NameChange& change) {
       ++report_.collected;
       return MayBeCollected(world_, change);
+    };
+    if (world_.plan.on_bucket) return;
+    // A crash of the server may take back claims, and what they stood for is there.
+    world_.oracle.on_change = [this] {
+      if (world_.disk.epoch() == 0) ProveSize(world_, "in between");
     };
   }
 
@@ -118,6 +123,7 @@ class Simulation {
   std::set<std::string> Temporaries() const;
   void CheckEverythingHits(Seat& seat);
   void CheckRecovered(Seat& seat);
+  std::string WhatIsNotRecovered(Seat& seat);  // Empty: nothing.
 
   void Wrong(const std::string& text) { world_.oracle.Contradiction(text); }
   bool failed() const { return !world_.oracle.contradiction().empty(); }
@@ -775,9 +781,9 @@ void Simulation::Heal() {
   }
 }
 
-// A bucket with bounds can't have everything. In peace it keeps them, finds room for what is new, and has what is used.
+// A share with bounds can't have everything. In peace it keeps them, finds room for what is new, and has what is used.
 void Simulation::ProveBounds() {
-  world_.scheduler.Sleep(2 * kLeaseLife);  // That of a dead node is over.
+  world_.scheduler.Sleep(2 * (world_.plan.on_bucket ? kLeaseLife : kClaimLife));  // That of a dead node is over.
   ProveSize(world_, "in peace");
   for (const auto& seat : seats_) {
     Client client{seat->node, *seat, seat->last_life, random_.Fork()};
@@ -800,7 +806,7 @@ void Simulation::ProveBounds() {
       }
     }
   }
-  if (world_.plan.bucket_ttl.count() > 0 && !failed()) ProveTtl(world_, *seats_.back()->node);
+  if (world_.plan.bound_ttl.count() > 0 && !failed()) ProveTtl(world_, *seats_.back()->node);
 }
 
 // Collected in this moment: some node forgets it first, and then takes it away.
@@ -859,12 +865,23 @@ void Simulation::CheckEverythingHits(Seat& seat) {
   }
 }
 
-// A node that began with nothing under way knows exactly what is there, and has cleaned up.
+// A node that began with nothing under way knows exactly what is there, and has cleaned up. What has just gone for its
+// age is known to another in a moment.
 void Simulation::CheckRecovered(Seat& seat) {
+  std::string wrong = WhatIsNotRecovered(seat);
+  for (int i = 0; i < 3 && !wrong.empty() && world_.plan.bounded(); ++i) {
+    world_.scheduler.Sleep(kVisibleWithin);
+    wrong = WhatIsNotRecovered(seat);
+  }
+  if (!wrong.empty()) Wrong(wrong);
+}
+
+std::string Simulation::WhatIsNotRecovered(Seat& seat) {
+  std::string wrong;
   uint64_t frames = 0, bytes = 0, damaged = 0, quarantined = 0;
   world_.disk.Walk([&](const std::string& path, const InodePtr& inode) {
     // In a bucket nobody has temporaries, and a stranger's are none of ours.
-    if (path.starts_with("tmp/") && !world_.plan.on_bucket) Wrong("a temporary is left: " + path);
+    if (path.starts_with("tmp/") && !world_.plan.on_bucket) wrong = "a temporary is left: " + path;
     if (path.starts_with("quarantine/")) ++quarantined;
     const std::optional<Digest> key = Oracle::FrameKey(path);
     if (!key) return;
@@ -874,15 +891,17 @@ void Simulation::CheckRecovered(Seat& seat) {
     bytes += inode->content.size();
   });
   // Two nodes may both find room for one more; strangers count too.
-  if (quarantined > world_.plan.quarantine_files + world_.plan.nodes + 1) Wrong("the quarantine grows without bound");
+  if (quarantined > world_.plan.quarantine_files + world_.plan.nodes + 1) wrong = "the quarantine grows without bound";
   const TierStats stats = seat.node->probes()[0]->stats();
   const bool counts = damaged > 0 ? stats.frames >= frames && stats.frames <= frames + damaged
                                   : stats.frames == frames && stats.bytes == bytes;
   if (!counts || !stats.available || !stats.index_ready) {
-    Wrong(seat.node->name() + " counts " + std::to_string(stats.frames) + " frames of " + std::to_string(stats.bytes) +
-          " bytes where there are " + std::to_string(frames) + " of " + std::to_string(bytes));
+    wrong = seat.node->name() + " counts " + std::to_string(stats.frames) + " frames of " +
+            std::to_string(stats.bytes) + " bytes where there are " + std::to_string(frames) + " of " +
+            std::to_string(bytes);
   }
-  if (seat.node->store().health().degraded) Wrong(seat.node->name() + " is degraded without a reason");
+  if (seat.node->store().health().degraded) wrong = seat.node->name() + " is degraded without a reason";
+  return wrong;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // that everything came right. Everything follows from the seed. README.md is the guide.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,9 +11,14 @@
 #include <vector>
 
 #include "terrace/tier.h"
-#include "tier/s3_collector.h"
 
 namespace terrace::sim {
+
+// Of the share; 0: none.
+struct Bounds {
+  uint64_t bytes_max = 0;
+  std::chrono::seconds ttl{0};
+};
 
 struct RunOptions {
   uint64_t seed = 1;
@@ -20,10 +26,11 @@ struct RunOptions {
   bool log_all = false;             // Every step, not only faults and events.
   std::optional<bool> with_disk;    // Nodes have a local disk, too. Not said: the seed decides.
   bool on_bucket = false;           // They share a bucket instead of a directory.
-  std::optional<bool> with_bounds;  // The bucket has bounds. Not said: the seed decides.
+  std::optional<bool>
+      with_bounds;  // The share has bounds. Not said: the seed decides for a bucket; a directory has none.
   // Put a fault that nobody may have into the shared tier, or into the disk, to see that it is seen.
   std::function<std::unique_ptr<Tier>(std::unique_ptr<Tier>)> break_tier, break_disk;
-  std::function<void(S3Bounds&)> break_bounds;  // Nodes keep other ones than the run has.
+  std::function<void(Bounds&)> break_bounds;  // Nodes keep other ones than the run has.
 };
 
 struct RunReport {
