@@ -15,6 +15,7 @@ def plain_request(request_id: str, token_ids: list[int], **more: object) -> Simp
         prompt_embeds=None,
         pooling_params=None,
         skip_reading_prefix_cache=False,
+        resumable=False,
     )
     vars(request).update(more)
     return request

@@ -6,8 +6,8 @@ from stdin, prints what came out as the last line.
 
 A prompt is a text or a list of tokens. `forget` empties vLLM's own prefix cache before the step; `flip` changes a bit
 of a file; `trace` writes what the scheduler's thread asks of the kernel. A step answers with the texts, the seconds it
-took, how many tokens of its prompts came from outside (vLLM's own counter), and how long each call of the connector by
-the scheduler took.
+took, how many tokens of its prompts came from outside and how often a request was preempted (vLLM's own counters), how
+long each call of the connector by the scheduler took, and how many steps have begun, for the connector, and not ended.
 """
 
 import gc
@@ -56,12 +56,15 @@ def run(plan: dict) -> list[dict]:
         },
     )
     transfer = llm.llm_engine.vllm_config.kv_transfer_config
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    pace = None
     if transfer.kv_connector == "TerraceConnector":
         from terrace_kv.vllm.connector import Instance  # After vLLM has begun, as with every user.
 
         spaces = Instance.of(transfer.engine_id).spaces
         assert spaces is None or spaces.wait(300), "the weights' digest"
-    seconds = watch(llm.llm_engine.engine_core.engine_core.scheduler.connector)
+        pace = connector.scheduler.manager.pace
+    seconds = watch(connector)
     answers = []
     for step in plan["steps"]:
         if step.get("forget"):
@@ -86,6 +89,8 @@ def run(plan: dict) -> list[dict]:
                 "seconds": took,
                 "external": after.get("vllm:external_prefix_cache_hits", 0)
                 - before.get("vllm:external_prefix_cache_hits", 0),
+                "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
+                "open_steps": len(pace._begun) if pace else 0,
                 "counters": {name: after[name] - before.get(name, 0) for name in after if "terrace" in name},
                 "calls": list(seconds),
             }

@@ -36,6 +36,7 @@ def test_the_version_is_one_that_was_tried() -> None:
         ("OffloadingConnector", "on_new_request", ["self", "request"]),
         ("OffloadingConnector", "build_connector_meta", ["self", "scheduler_output"]),
         ("OffloadingConnector", "update_connector_output", ["self", "connector_output"]),
+        ("OffloadingConnector", "get_kv_connector_stats", ["self"]),
         ("ReqContext", "get_offload_key_position", ["self", "key"]),
     ],
 )

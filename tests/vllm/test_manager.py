@@ -15,9 +15,10 @@ import pytest
 from plain_request import plain_request
 from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
+from terrace_kv.vllm.connector import is_on, said_by_user, seconds, whole_chunks
 from terrace_kv.vllm.content import Contents, file_digest
-from terrace_kv.vllm.engine import LookupResult, ReqContext, ScheduleEndContext
-from terrace_kv.vllm.space import Shard
+from terrace_kv.vllm.engine import GPULoadStoreSpec, LookupResult, ReqContext, ScheduleEndContext
+from terrace_kv.vllm.space import Shard, Spaces
 
 CHUNK = 4
 BYTES = 1000
@@ -34,12 +35,16 @@ class FakeSpaces:
     shards: list[Shard] = field(default_factory=lambda: [shard()])
     asked: list = field(default_factory=list)
     digest: Future = field(default_factory=Future)
+    space: bytes = SPACE
+
+    def renew(self) -> None:
+        self.space = bytes([255]) * 32
 
     def ids(self, salt: str, adapter: Future | None) -> list[bytes] | None:
         self.asked.append((salt, adapter))
         if not self.known or not (adapter is None or adapter.done()):
             return None
-        return [SPACE if s == shard() else bytes([i + 1]) * 32 for i, s in enumerate(self.shards)]
+        return [self.space if s == shard() else bytes([i + 1]) * 32 for i, s in enumerate(self.shards)]
 
     def adapter(self, lora: object) -> Future:
         return self.digest
@@ -70,12 +75,14 @@ class FakeCall:
 class FakeClient:
     tier_names = ("ram", "shared_fs")
 
-    def __init__(self) -> None:
+    def __init__(self, *items: object) -> None:
         self.calls: list[FakeCall] = []
         self.prefetched = 0
+        self.items = items  # That are there at once.
 
     def lease(self, chain: Chain, first: int, last: int, payload_bytes: int, timeout: float) -> FakeCall:
         self.calls.append(FakeCall(first, last, chain, timeout))
+        self.calls[-1].items[: len(self.items)] = self.items
         return self.calls[-1]
 
     def prefetch(self, chain: Chain, first: int, last: int, payload_bytes: int, timeout: float) -> FakeCall:
@@ -141,14 +148,19 @@ def test_a_request_is_told_to_ask_again_while_bytes_come_and_a_hit_is_in_ram() -
     assert len(client.calls) == 1
 
 
-def test_after_its_deadline_a_request_misses_for_good() -> None:
-    client = FakeClient()
+def test_after_its_deadline_a_request_keeps_what_has_come_and_misses_the_rest_for_good() -> None:
+    client = FakeClient(hit())
     scheduler = Scheduler(client, FakeSpaces(), deadline_s=0.0)
     context = scheduler.add(13)
-    assert scheduler.ask(context, 4) == ["MISS"]
+    for _ in range(2):  # vLLM had no room the first time.
+        assert scheduler.ask(context, 4, 8) == ["HIT", "MISS"]
     assert client.calls[0].cancelled
-    client.calls[0].items[0] = hit()  # Too late.
-    assert scheduler.ask(context, 4) == ["MISS"]
+    scheduler.manager.prepare_load([scheduler.key(4)], context)
+    scheduler.manager.complete_load([scheduler.key(4)], context)
+    assert "hit" in str(scheduler.counted())
+    scheduler.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=["r"]))
+    assert scheduler.ask(context, 4, 8) == ["MISS", "MISS"]
+    assert len(client.calls) == 1
 
 
 def test_a_load_that_failed_is_not_asked_for_again() -> None:
@@ -208,9 +220,108 @@ def test_after_loads_that_lost_only_ram_is_asked_for_a_while() -> None:
     client.calls[-1].items[:] = [hit(), miss("timeout"), miss("timeout")]
     assert scheduler.ask(next_one, 4, 8) == ["HIT", "MISS"]
     assert "slower" in str(scheduler.counted())
-    scheduler.manager.pauses.won()
+    scheduler.ask(scheduler.add(17), 4)
+    assert client.calls[-1].timeout > 1, "more tokens may be worth it"
+    scheduler.manager.pauses.won(12)
     scheduler.ask(scheduler.add(13), 4)
     assert client.calls[-1].timeout > 1
+
+
+def test_what_lost_is_tried_again_after_a_pause_by_one_request() -> None:
+    pauses = ours.Pauses()
+    assert pauses.tries(100, now=0.0) and pauses.tries(90, now=0.0)
+    pauses.lost(100, begun=0.0, now=1.0)
+    pauses.lost(90, begun=0.0, now=1.1)  # Of the same trouble.
+    assert not pauses.tries(100, now=1.9)
+    assert pauses.tries(101, now=1.9)
+    assert pauses.tries(100, now=2.1)
+    assert not pauses.tries(100, now=2.2), "one finds out for all"
+    pauses.undecided(begun=2.1)
+    assert pauses.tries(50, now=2.3)
+    pauses.lost(50, begun=2.3, now=2.4)
+    assert not pauses.tries(50, now=4.3), "the pause is twice as long"
+    assert pauses.tries(80, now=4.5)
+    pauses.won(80)
+    assert pauses.tries(80, now=4.6)
+    assert pauses.tries(79, now=4.6) and not pauses.tries(79, now=4.7), "what is less is tried, by one"
+
+
+@pytest.mark.parametrize(("deadline_s", "waited", "lost"), [(None, 1.0, 8), (None, 0.001, 0), (60.0, 1.0, 0)])
+def test_a_load_that_took_longer_than_computing_has_lost(deadline_s: float | None, waited: float, lost: int) -> None:
+    scheduler = Scheduler(FakeClient(hit(), hit(), miss("not_found")), FakeSpaces(), deadline_s)
+    scheduler.manager.pace.step_begins(1000, now=10.0)
+    scheduler.manager.pace.step_ends(now=11.0)
+    context = scheduler.add(13)
+    assert scheduler.ask(context, 4, 8, 12) == ["HIT", "HIT", "MISS"]
+    tracked = scheduler.manager._requests["r"]
+    tracked.begun, tracked.waited = 100.0, 100.0 + waited
+    scheduler.manager.prepare_load([scheduler.key(4), scheduler.key(8)], context)
+    assert scheduler.manager.pauses.over(lost + 1, now=0.0)
+    assert not lost or not scheduler.manager.pauses.over(lost, now=0.0)
+
+
+def test_after_a_reset_nothing_of_before_has_a_name() -> None:
+    client, spaces = FakeClient(), FakeSpaces()
+    scheduler = Scheduler(client, spaces)
+    context = scheduler.add(13)
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    before = scheduler.manager.prepare_store([scheduler.key(4)], context).store_spec
+    assert not before.void
+    scheduler.manager.reset_cache()
+    assert client.calls[0].cancelled
+    assert before.void, "vLLM's worker may still have it to do"
+    assert scheduler.ask(context, 4) == ["RETRY"]
+    assert client.calls[1].chain[0] != client.calls[0].chain[0]
+    after = scheduler.manager.prepare_store([scheduler.key(4)], context).store_spec
+    assert not after.void
+    assert after.chunks[0][0][0] == client.calls[1].chain[0]
+
+
+def test_spaces_that_are_renewed_are_known_to_nobody_else() -> None:
+    def made() -> Spaces:
+        spaces = Spaces.__new__(Spaces)
+        spaces._weights = Future()
+        spaces._weights.set_result(SPACE)
+        spaces._ids, spaces._complained = {}, False
+        fields = {"engine_state_version": 1, "kv_dtype_k": "f", "kv_dtype_v": "f", "layers": 1, "attention": "a"}
+        spaces._fields = [{"engine": "vllm", "engine_build": "x", "layout": "l", **fields}]
+        return spaces
+
+    one, other = made(), made()
+    (before,) = one.ids("", None)
+    assert other.ids("", None) == [before]
+    one.renew()
+    other.renew()
+    assert len({before, *one.ids("", None), *other.ids("", None)}) == 3
+
+
+def test_chunks_that_reach_behind_a_window_are_not_saved() -> None:
+    def whole(chunks: list[tuple[int, int]], ids: list[int], sizes: list[int], firsts: list[int]) -> tuple:
+        spec = GPULoadStoreSpec(ids, group_sizes=sizes, block_indices=firsts)
+        kept, (ids, sizes, firsts) = whole_chunks([(None, index, group) for index, group in chunks], spec, 4)
+        return [chunk[1:] for chunk in kept], list(ids), sizes, firsts
+
+    all_of_both = [(0, 0), (1, 0), (1, 1)], [*range(1, 9), *range(11, 15)], [8, 4], [0, 4]
+    assert whole(*all_of_both) == all_of_both
+    # Of chunk 1 of the window vLLM has its last block only.
+    assert whole([(0, 0), (1, 1), (2, 1)], [1, 2, 3, 4, 7, 11, 12, 13, 14], [4, 5], [0, 7]) == (
+        [(0, 0), (2, 1)],
+        [1, 2, 3, 4, 11, 12, 13, 14],
+        [4, 4],
+        [0, 8],
+    )
+    # A block in the middle is gone: whichever.
+    kept, ids, sizes, _ = whole([(0, 0), (1, 1), (2, 1)], [1, 2, 3, 4, 7, 8, 9, 11, 12, 13, 14], [4, 7], [0, 4])
+    assert (kept, ids, sizes) == ([(0, 0)], [1, 2, 3, 4], [4, 0])
+
+
+def test_what_a_user_says_is_told_from_a_default(tmp_path: Path) -> None:
+    options = tmp_path / "options.yaml"
+    options.write_text("kv-transfer-config:\n  kv_load_failure_policy: fail\n")
+    option = "kv_load_failure_policy"
+    assert said_by_user(option, ["vllm", "serve", "m", "--kv-transfer-config", '{"kv_load_failure_policy":"fail"}'])
+    assert said_by_user(option, ["vllm", "serve", "--config", str(options)])
+    assert not said_by_user(option, ["vllm", "serve", "m", "--config", str(tmp_path / "none.yaml")])
 
 
 def test_a_chunk_is_a_hit_when_every_rank_has_its_part() -> None:
@@ -303,7 +414,7 @@ def test_an_adapter_that_is_read_anew_with_each_request_is_not_cached() -> None:
     assert scheduler.ask(context, 4) == ["MISS"]
 
 
-@pytest.mark.parametrize("what", ["prompt_embeds", "pooling_params"])
+@pytest.mark.parametrize("what", ["prompt_embeds", "pooling_params", "resumable"])
 def test_what_tokens_alone_do_not_name_is_not_cached(what: str) -> None:
     scheduler = Scheduler(FakeClient(), FakeSpaces())
     context = scheduler.add(13, **{what: [1]})
@@ -410,3 +521,13 @@ def test_patience_is_half_of_what_computing_would_take() -> None:
     pace.step_ends(now=21.0)
     assert pace.patience(1000) == pytest.approx(1.0)
     assert pace.patience(1) == ours.PATIENCE_MIN_S
+
+
+def test_settings_are_read_as_the_client_reads_them() -> None:
+    for text, wanted in (("250ms", 0.25), ("1.5s", 1.5), ("2 M", 120.0), ("40", 0.04), (None, None)):
+        assert seconds(text) == (wanted if wanted is None else pytest.approx(wanted)), text
+    for text in ("true", "True", " YES", "on", "1", "false", "0", "Off", "no"):
+        client = Client(node="@nobody", settings={"save-decode-cache": text})
+        assert is_on(client.setting("save-decode-cache")) == (text.strip().lower() in ("true", "yes", "on", "1")), text
+        assert client.close(0)
+    assert not is_on(None)

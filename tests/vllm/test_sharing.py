@@ -18,11 +18,17 @@ CHUNK = 64  # Two of vLLM's blocks: prompts of three chunks are short, and prefi
 BLOCK = 32
 OPTIONS = {"block_size": BLOCK}
 WINDOW = 96
+ANSWER = 28  # Tokens. In a small cache both prompts have room, and one answer.
 SEA = "The keeper of the lighthouse wrote down what the sea had brought: rope, two barrels, and a letter. "
 
 
 def prompt(name: str, sentences: int = 8) -> str:
     return f"Log of {name}. " + "".join(f"Day {day}. {SEA}" for day in range(sentences)) + "The letter said:"
+
+
+def token_ids(count: int) -> list[int]:
+    """The beginning of one long prompt."""
+    return [1000 + (7 * i) % 4001 for i in range(count)]
 
 
 def whole(tokens: int) -> int:
@@ -89,7 +95,7 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
     """The first process: computes, meets its own RAM, and what must not be shared."""
     share = str(runner.share())
     changed = str(adapter / "adapter_model.safetensors")
-    plain, other, lora, window, ranks = runner.run(
+    plain, small, other, lora, window, ranks = runner.run(
         {
             "options": OPTIONS,
             "steps": [
@@ -98,6 +104,15 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
                 step(forget=True),
                 step(forget=True, salt="other"),
                 {"prompts": [prompt("Ann"), prompt("Ben")], "forget": True},
+                {"prompts": [prompt("Ann"), prompt("Ben")], "max_tokens": ANSWER},
+            ],
+        },
+        {
+            # For both requests, until their answers need an eighth block each.
+            "options": {**OPTIONS, "num_gpu_blocks_override": 1 + 15, "max_model_len": 10 * BLOCK},
+            "steps": [
+                {"prompts": [prompt("Ann"), prompt("Ben")], "max_tokens": ANSWER, "salt": "small"},
+                {"prompts": [prompt("Ann"), prompt("Ben")], "max_tokens": ANSWER, "forget": True},
             ],
         },
         {"model": str(flipped), "options": OPTIONS, "steps": [step(), step(forget=True)]},
@@ -111,7 +126,17 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
                 step(forget=True),
             ],
         },
-        {"model": str(windowed), "options": OPTIONS, "steps": [step()]},
+        {
+            "model": str(windowed),
+            "options": OPTIONS,
+            "steps": [
+                step(),
+                # With the second prompt vLLM goes on from its own cache, and has only the last 3 blocks of a window.
+                {"prompts": [token_ids(9 * BLOCK)]},
+                {"prompts": [token_ids(12 * BLOCK)]},
+                {"prompts": [token_ids(12 * BLOCK)], "forget": True},
+            ],
+        },
         {
             "model": str(windowed),
             "options": {**OPTIONS, "tensor_parallel_size": 2},
@@ -123,6 +148,7 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
     return {
         "share": share,
         "plain": plain,
+        "small": small,
         "flipped": other,
         "adapter": lora,
         "windowed": window,
@@ -152,7 +178,7 @@ def loaded(answer: dict) -> int:
 
 
 def test_a_server_finds_in_ram_what_its_own_memory_forgot(first: dict) -> None:
-    ann, ben, again, salted, both = first["plain"]
+    ann, ben, again, salted, both, _ = first["plain"]
     tokens = whole(ann["prompt_tokens"][0])
     assert tokens >= 3 * CHUNK
     assert ann["external"] == 0 and ben["external"] == 0
@@ -164,8 +190,18 @@ def test_a_server_finds_in_ram_what_its_own_memory_forgot(first: dict) -> None:
     assert both["texts"] == ann["texts"] + ben["texts"]
 
 
+def test_requests_that_are_preempted_go_on_and_answer_the_same(first: dict) -> None:
+    ample = first["plain"][5]
+    computed, loads = first["small"]
+    assert 7 * BLOCK - 16 < ample["prompt_tokens"][0] <= 7 * BLOCK < ample["prompt_tokens"][0] + ANSWER - 8
+    assert computed["preemptions"] > 0 and ample["preemptions"] == 0
+    assert loaded(loads) >= 2 * whole(ample["prompt_tokens"][0])
+    assert computed["texts"] == loads["texts"] == ample["texts"]
+
+
 def test_another_process_folder_seed_and_hash_find_the_same(first: dict, second: dict) -> None:
     ann, cid, ben = second["plain"]
+    assert ann["open_steps"] == ben["open_steps"] == 0, "the speed of prefill is measured by steps"
     assert ann["external"] == loaded(ann) == whole(ann["prompt_tokens"][0])
     assert ann["texts"] == first["plain"][0]["texts"]
     assert cid["external"] == 0
@@ -191,11 +227,18 @@ def test_an_adapter_is_known_by_its_bytes(first: dict) -> None:
 
 
 def test_a_model_with_windows_and_full_attention_finds_what_another_process_left(first: dict, second: dict) -> None:
-    (cold,), (warm, again) = first["windowed"], second["windowed"]
+    cold, (warm, again) = first["windowed"][0], second["windowed"]
     assert cold["external"] == 0
     for answer in (warm, again):
         assert answer["external"] == whole(cold["prompt_tokens"][0])
         assert answer["texts"] == cold["texts"]
+
+
+def test_a_prompt_that_goes_on_from_vllms_own_cache_is_saved_as_far_as_its_windows_are_there(first: dict) -> None:
+    _, _, longer, again = first["windowed"]
+    assert longer["external"] == 0
+    assert again["external"] == whole(again["prompt_tokens"][0])
+    assert again["texts"] == longer["texts"]
 
 
 def test_ranks_keep_their_parts_and_share_with_no_other_number_of_ranks(first: dict) -> None:

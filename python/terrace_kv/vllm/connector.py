@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import yaml
 
 from terrace_kv import Chain, Client, Lease, LoadCall, Pages
@@ -44,13 +46,21 @@ from .space import Shard, Spaces, shards_of, why_not_cached
 logger = init_logger("vllm.terrace")
 
 DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
-BORROW_S = 5.0  # For a worker in another process to get chunks that lie in RAM and are held by the scheduler.
-UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings.
+# For a worker in another process to get chunks that lie in RAM and are held by the scheduler. Only a node that hangs
+# from that moment on takes so long: of one that hangs the scheduler gets none to hold.
+BORROW_S = 30.0
+UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings, which the client has checked.
 
 
 def seconds(text: str | None) -> float | None:
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip()) if text else None
-    return int(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else None
+    """A setting that is a time."""
+    match = re.fullmatch(r"([\d.]+)\s*([a-z]*)", text.strip().lower()) if text else None
+    return float(match[1]) * UNITS[match[2]] if match else None
+
+
+def is_on(text: str | None) -> bool:
+    """A setting that is yes or no."""
+    return text is not None and text.strip().lower() in ("true", "1", "yes", "on")
 
 
 def configured_node() -> str:
@@ -139,6 +149,7 @@ class Worker(OffloadingWorker):
     def __init__(self, instance: Instance, caches: CanonicalKVCaches, blocks_per_chunk: int) -> None:
         self._instance = instance
         self._shards = [shard for shard in instance.shards if shard.rank == instance.rank]  # A group each.
+        self._blocks_per_chunk = blocks_per_chunk
         self._tensors = [t.tensor for t in caches.tensors]  # What `pages` copies.
         self._borrowing: dict[int, Borrowing] = {}
         self._done: list[TransferResult] = []  # Of jobs for which there was nothing to do.
@@ -162,20 +173,15 @@ class Worker(OffloadingWorker):
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(dst_spec, SaveSpec)
-        if self._instance.pages is None:
+        chunks, blocks = whole_chunks(dst_spec.chunks, src_spec, self._blocks_per_chunk)
+        if self._instance.pages is None or dst_spec.void or not chunks:
             self._done.append(TransferResult(job_id, True, 0, 0.0))
             return True
         mine: dict[int, Chain] = {}  # By group. Of one request.
-        for chain, _, group in dst_spec.chunks:
+        for chain, _, group in chunks:
             if group not in mine:
                 mine[group] = self._mine(chain, dst_spec.spaces[group])
-        self._instance.pages.save(
-            job_id,
-            [(mine[group], index, group) for _, index, group in dst_spec.chunks],
-            src_spec.block_ids,
-            list(src_spec.group_sizes),
-            list(src_spec.block_indices),
-        )
+        self._instance.pages.save(job_id, [(mine[group], index, group) for _, index, group in chunks], *blocks)
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
@@ -241,6 +247,35 @@ class Worker(OffloadingWorker):
         self._instance.leave()
 
 
+def whole_chunks(
+    chunks: list[tuple[Chain, int, int]], blocks: GPULoadStoreSpec, blocks_per_chunk: int
+) -> tuple[list[tuple[Chain, int, int]], tuple[Any, list[int], list[int]]]:
+    """Those of which vLLM lists all blocks: the chunks, and their blocks, how many they are of each group, and the
+    index of the first. Of a window vLLM also names a chunk that reaches back behind it, and leaves out the blocks that
+    are gone: at the front of the first chunk. If others are left out, nobody can tell which."""
+    kept, ids, sizes, firsts = [], [], [], []
+    at = 0
+    for group, (size, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices, strict=True)):
+        named = [chunk for chunk in chunks if chunk[2] == group]
+        gone = first % blocks_per_chunk
+        cut = blocks_per_chunk - gone if gone else 0
+        if size + gone != len(named) * blocks_per_chunk:
+            named, cut = [], size
+        kept += named[1:] if gone else named
+        ids.append(blocks.block_ids[at + cut : at + size])
+        sizes.append(size - cut)
+        firsts.append(first + cut)
+        at += size
+    return kept, (np.concatenate(ids), sizes, firsts)
+
+
+def said_by_user(option: str, argv: list[str]) -> bool:
+    """On the command line, or in the file of options that it names. Of a script's `LLM(...)` nobody can tell: vLLM
+    keeps what an option is, and not who said so."""
+    files = [Path(file) for flag, file in pairwise(argv) if flag == "--config"]
+    return any(option in text for text in (*argv, *(f.read_text(errors="replace") for f in files if f.is_file())))
+
+
 def make_pages(client: Client, caches: CanonicalKVCaches, blocks_per_chunk: int) -> Any:
     groups = [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in caches.group_data_refs]
     if current_platform.is_cpu():
@@ -301,7 +336,7 @@ class TerraceConnector(OffloadingConnector):
 
         block = max(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
         blocks_per_chunk = max(1, int(instance.client.setting("chunk") or 256) // block)
-        keeps_answers = instance.client.setting("save-decode-cache") == "true"
+        keeps_answers = is_on(instance.client.setting("save-decode-cache"))
         transfer.kv_connector_extra_config = {
             **transfer.kv_connector_extra_config,
             "spec_name": "TerraceSpec",
@@ -310,8 +345,7 @@ class TerraceConnector(OffloadingConnector):
             "offload_prompt_only": not keeps_answers,
         }
         if transfer.kv_load_failure_policy == "fail":
-            # vLLM's default can't be told from a user's word but by the command line.
-            if any("kv_load_failure_policy" in argument for argument in sys.argv):
+            if said_by_user("kv_load_failure_policy", sys.argv):
                 logger.warning("Terrace: kv_load_failure_policy is fail: a load that fails would fail its request")
             else:
                 transfer.kv_load_failure_policy = "recompute"
@@ -357,8 +391,13 @@ class TerraceConnector(OffloadingConnector):
         self._worker.failed = set()
         return results
 
+    def get_kv_connector_stats(self) -> Any:
+        # Asked of the scheduler's end once for each step, as soon as it has ended, also if there was nothing to report.
+        if self.connector_scheduler is not None:
+            self._manager.pace.step_ends(time.monotonic())
+        return super().get_kv_connector_stats()
+
     def update_connector_output(self, connector_output: Any) -> None:
-        self._manager.pace.step_ends(time.monotonic())
         for req_id in connector_output.failed_recving or ():
             self._manager.give_up(req_id)
         super().update_connector_output(connector_output)

@@ -5,6 +5,7 @@ what they are, handles: a name stands for a number of tokens of a request, and o
 ends there.
 """
 
+import math
 import time
 from array import array
 from collections import deque
@@ -28,7 +29,7 @@ from .engine import (
     ScheduleEndContext,
     get_offload_group_idx,
 )
-from .space import Shard, Spaces
+from .space import Spaces
 
 CHUNKS = "vllm:terrace_chunks"  # Counter, by outcome and reason.
 FRAMES = "vllm:terrace_frames"  # Gauges, by tier ...
@@ -78,6 +79,7 @@ class SaveSpec(LoadStoreSpec):
 
     chunks: list[tuple[Chain, int, int]]
     spaces: list[list[bytes]]  # Of all ranks, a group each.
+    void: list[bool]  # Shared with the manager, if the worker is in its process. Not empty: the pages are gone.
 
 
 def media_of(request: Any) -> list[tuple[int, int, bytes]] | None:
@@ -115,28 +117,54 @@ class Pace:
             self._tokens = 0.7 * self._tokens + tokens
             self._seconds = 0.7 * self._seconds + seconds
 
+    def seconds(self, tokens: int) -> float:
+        """That computing them takes. Without end as long as nothing was computed."""
+        return tokens * self._seconds / self._tokens if self._seconds else math.inf
+
     def patience(self, tokens: int) -> float:
-        if not self._seconds:
-            return PATIENCE_UNKNOWN_S
-        return max(PATIENCE_MIN_S, 0.5 * tokens * self._seconds / self._tokens)
+        return max(PATIENCE_MIN_S, 0.5 * self.seconds(tokens)) if self._seconds else PATIENCE_UNKNOWN_S
 
 
 class Pauses:
-    """Whether chunks that are not in RAM are worth waiting for, as of late."""
+    """For how many tokens it is worth to wait for chunks that are not in RAM, as of late.
+
+    A load takes a moment however small it is, and then so much a token; computing takes so much a token. So what loses
+    for some tokens loses for fewer, too, and may win for more. One number keeps that: what is above is tried, and of
+    what is below one request after each pause."""
 
     def __init__(self) -> None:
-        self._until = 0.0
+        self._tokens = 0  # Lost, of late.
         self._pause = 0.0
+        self._begun = self._until = 0.0  # The pause.
 
-    def over(self, now: float) -> bool:
-        return now >= self._until
+    def over(self, tokens: int, now: float) -> bool:
+        return tokens > self._tokens or now >= self._until
 
-    def lost(self, now: float) -> None:
-        self._pause = min(max(2 * self._pause, PAUSE_MIN_S), PAUSE_MAX_S)
-        self._until = now + self._pause
+    def tries(self, tokens: int, now: float) -> bool:
+        """Whether a request for so many tokens may wait, from now on."""
+        if not self.over(tokens, now):
+            return False
+        if tokens <= self._tokens:
+            self._until = now + self._pause  # For the others, until it is known what becomes of this one.
+        return True
 
-    def won(self) -> None:
-        self._until = self._pause = 0.0
+    def undecided(self, begun: float) -> None:
+        """Of one that has tried since then nothing was learned: the next one may."""
+        if self._until == begun + self._pause:
+            self._until = begun
+
+    def lost(self, tokens: int, begun: float, now: float) -> None:
+        if tokens > self._tokens:
+            self._tokens, self._pause = tokens, PAUSE_MIN_S
+        elif begun >= self._begun:  # Not one of those that were under way at the last loss.
+            self._pause = min(2 * self._pause, PAUSE_MAX_S)
+        else:
+            return
+        self._begun, self._until = now, now + self._pause
+
+    def won(self, tokens: int) -> None:
+        if tokens <= self._tokens:
+            self._tokens, self._until = tokens - 1, 0.0
 
 
 @dataclass(slots=True)
@@ -154,9 +182,13 @@ class Request:
     spaces: list[bytes] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)  # One a shard.
     asked: dict[int, list[Asked]] = field(default_factory=dict)  # By shard.
+    tokens: int = 0  # For which it waits.
+    begun: float = 0.0  # To wait, ...
+    waited: float = 0.0  # ... and when it was last told to ask again.
     deadline: float = 0.0
     waits: bool = True  # For chunks that are not in RAM.
-    missed: bool = False  # It waited in vain, or a load failed: it is not asked again.
+    missed: bool = False  # It waited in vain, or a load failed: no more is asked for.
+    failed: bool = False  # At the worker's end.
     counted: bool = False
     tiers: dict[tuple[int, int], int] = field(default_factory=dict)  # By group and chunk, of what was loaded.
     lent: list[Lease] = field(default_factory=list)  # Of the load under way.
@@ -176,6 +208,7 @@ class Manager(OffloadingManager):
         self._spaces = spaces
         self._load_deadline_s = load_deadline_s
         self._shutdown = shutdown
+        self._void: list[bool] = []
         self._requests: dict[str, Request] = {}
         self._prefetches: dict[str, list[LoadCall]] = {}
         self._stats = OffloadingConnectorStats()
@@ -205,13 +238,14 @@ class Manager(OffloadingManager):
         self._prefetches = {
             req_id: calls for req_id, calls in self._prefetches.items() if not all(call.done for call in calls)
         }
-        if len(self._prefetches) >= PREFETCHES_MAX or not self.pauses.over(time.monotonic()):
+        if len(self._prefetches) >= PREFETCHES_MAX:
             return
         self._extend(tracked)
+        now = time.monotonic()
         calls = [
-            self._client.prefetch(chain, 0, len(chain), shard.payload_bytes, self._patience(len(chain), shard))
+            self._client.prefetch(chain, 0, len(chain), shard.payload_bytes, self._patience(chain.tokens))
             for chain, shard in zip(tracked.chains, self._shards, strict=False)
-            if len(chain) and not shard.gaps
+            if len(chain) and not shard.gaps and self.pauses.over(len(chain) * shard.chunk_tokens, now)
         ]
         if calls:
             self._prefetches[tracked.request.request_id] = calls
@@ -221,7 +255,7 @@ class Manager(OffloadingManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         tracked = self._requests.get(req_context.req_id)
-        if tracked is None or tracked.missed:
+        if tracked is None or (tracked.missed and not tracked.asked):
             return LookupResult.MISS
         if not tracked.chains and self._waits_for_adapter(tracked):
             return LookupResult.RETRY
@@ -230,6 +264,10 @@ class Manager(OffloadingManager):
             return LookupResult.MISS
         group, index = place
         items = [self._item(tracked, shard, index) for shard in self._of_group[group]]
+        if all(item is not None and item.hit for item in items):
+            return LookupResult.HIT  # Also after a miss further on: maybe vLLM had no room then.
+        if tracked.missed:
+            return LookupResult.MISS
         for item in items:
             if item is not None and not item.hit:
                 tracked.missed = item.outcome == "failed" or item.reason == "timeout"
@@ -237,10 +275,11 @@ class Manager(OffloadingManager):
                     self._gave_up(tracked)
                 else:
                     self._count(tracked, item.outcome, item.reason)
+                    self._judge(tracked, 0)
                 return LookupResult.MISS
-        if None not in items:
-            return LookupResult.HIT
-        if time.monotonic() < tracked.deadline:
+        now = time.monotonic()
+        if now < tracked.deadline:
+            tracked.waited = now
             return LookupResult.RETRY
         self._cancel(tracked)
         tracked.missed = True
@@ -251,13 +290,17 @@ class Manager(OffloadingManager):
         """Of the call that has it; it is asked for now if there is none."""
         asked = self._asked(tracked, shard, index)
         if asked is None:
+            if tracked.missed:
+                return None
             assert self._client is not None
             now, chain = time.monotonic(), tracked.chains[shard]
             # A prefix is asked for to its end, at once; of a sliding window vLLM asks backwards, until it has enough.
             last = index + 1 if self._shards[shard].gaps else len(chain)
             if not tracked.asked:
-                tracked.waits = self.pauses.over(now)
-                tracked.deadline = now + self._patience(len(chain) - index, self._shards[shard])
+                tracked.tokens = (len(chain) - index) * self._shards[shard].chunk_tokens
+                tracked.begun = tracked.waited = now
+                tracked.waits = self.pauses.tries(tracked.tokens, now)
+                tracked.deadline = now + self._patience(tracked.tokens)
                 if not tracked.waits:
                     tracked.deadline = min(tracked.deadline, now + PATIENCE_MIN_S)
             timeout = max(tracked.deadline - now, 0.0)
@@ -275,8 +318,19 @@ class Manager(OffloadingManager):
 
     def _gave_up(self, tracked: Request) -> None:
         if tracked.waits:
-            self.pauses.lost(time.monotonic())
+            self.pauses.lost(tracked.tokens, tracked.begun, time.monotonic())
         self._count(tracked, "miss", "timeout" if tracked.waits else "slower")
+
+    def _judge(self, tracked: Request, tokens: int) -> None:
+        """So many came from below RAM. Were they worth the wait? Where the user says how long to wait, they are."""
+        if not tracked.waits or tracked.missed:
+            return
+        if not tokens:
+            self.pauses.undecided(tracked.begun)
+        elif self._load_deadline_s is None and tracked.waited - tracked.begun > self.pace.seconds(tokens):
+            self.pauses.lost(tokens, tracked.begun, time.monotonic())
+        else:
+            self.pauses.won(tokens)
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         tracked = self._requests.get(req_context.req_id)
@@ -292,6 +346,7 @@ class Manager(OffloadingManager):
         tracked = self._requests[req_context.req_id]
         rows: list[Row] = []
         leases = []
+        below: dict[int, int] = {}  # Tokens by group that were not in RAM.
         for key in keys:
             place = self._place(tracked, key, req_context)
             assert place is not None, "vLLM loads what no look-up had"
@@ -302,14 +357,16 @@ class Manager(OffloadingManager):
             else:
                 spaces = [tracked.spaces[shard] for shard in shards]
                 rows.append(Row(group, tracked.chains[shards[0]], spaces, index, index + 1))
+            tracked.tiers[place] = 0
             for shard in shards:
                 asked = self._asked(tracked, shard, index)
                 item = asked.call.poll(index - asked.first) if asked else None
                 assert item is not None and item.lease is not None, "vLLM loads what no look-up had"
                 leases.append(item.lease)
-                tracked.tiers[place] = max(item.tier, tracked.tiers.get(place, 0))
-        if any(tracked.tiers.values()):
-            self.pauses.won()
+                tracked.tiers[place] = max(item.tier, tracked.tiers[place])
+            if tracked.tiers[place]:
+                below[group] = below.get(group, 0) + self._shards[shards[0]].chunk_tokens
+        self._judge(tracked, max(below.values(), default=0))
         tracked.asked = {}  # Asked anew if vLLM should forget the blocks.
         tracked.lent = leases  # Until the copy has ended: a worker in another process borrows them anew by key.
         return LoadSpec(rows, leases)
@@ -317,13 +374,13 @@ class Manager(OffloadingManager):
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         if tracked := self._requests.get(req_context.req_id):
             tracked.lent = []
-            if not tracked.missed:
+            if not tracked.failed:
                 self._stats.increase_counter(CHUNKS, len(keys), ("hit", "none"))
 
     def give_up(self, req_id: str) -> None:
         """A load failed at the worker's end: the request is computed, and does not ask again."""
-        if (tracked := self._requests.get(req_id)) and not tracked.missed:
-            tracked.missed = True
+        if (tracked := self._requests.get(req_id)) and not tracked.failed:
+            tracked.missed = tracked.failed = True
             self._stats.increase_counter(CHUNKS, 1, ("failed", "unavailable"))
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
@@ -338,7 +395,8 @@ class Manager(OffloadingManager):
                 taken.append(key)
         spaces = tracked.spaces if tracked else []
         of_ranks = [[spaces[shard] for shard in shards] for shards in self._of_group.values()] if spaces else []
-        return PrepareStoreOutput(keys_to_store=taken, store_spec=SaveSpec(chunks, of_ranks), evicted_keys=[])
+        spec = SaveSpec(chunks, of_ranks, self._void)
+        return PrepareStoreOutput(keys_to_store=taken, store_spec=spec, evicted_keys=[])
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for req_id in context.preempted_req_ids:
@@ -349,12 +407,23 @@ class Manager(OffloadingManager):
         tracked = self._requests.pop(req_context.req_id, None)
         if tracked:
             self._cancel(tracked)
+            self._judge(tracked, 0)
         for call in self._prefetches.pop(req_context.req_id, ()):
             call.cancel()
 
     def reset_cache(self) -> None:
+        """What was computed so far is not to be used: the weights may be others from here on, and the pages gone.
+        Chunks can't be taken back from others who share them, so what is computed from here on has other names."""
+        self._void.append(True)
+        self._void = []
         for tracked in self._requests.values():
-            tracked.asked = {}
+            self._cancel(tracked)
+            tracked.asked, tracked.chains, tracked.spaces = {}, [], []
+        for calls in self._prefetches.values():
+            for call in calls:
+                call.cancel()
+        if self._spaces is not None:
+            self._spaces.renew()
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         self._set_gauges(time.monotonic())
@@ -381,6 +450,7 @@ class Manager(OffloadingManager):
             and media_of(request) is not None
             and request.prompt_embeds is None
             and request.pooling_params is None
+            and not request.resumable  # A session: vLLM takes tokens back, and appends others and images.
             and not getattr(request.lora_request, "load_inplace", False)  # Read anew with each request.
         )
 
@@ -434,10 +504,8 @@ class Manager(OffloadingManager):
             return None
         return group, end // size - 1
 
-    def _patience(self, chunks: int, shard: Shard) -> float:
-        if self._load_deadline_s is not None:
-            return self._load_deadline_s
-        return self.pace.patience(chunks * shard.chunk_tokens)
+    def _patience(self, tokens: int) -> float:
+        return self.pace.patience(tokens) if self._load_deadline_s is None else self._load_deadline_s
 
     def _set_gauges(self, now: float) -> None:
         if self._client is not None and self._gauges is None and now >= self._gauges_at:

@@ -47,6 +47,8 @@ def why_not_cached(config: Any, kv_cache_config: Any) -> str | None:
             return f"it has layers of the kind {kind}"
         if not group.kv_cache_spec.prefix_cacheable or group.kv_cache_spec.tokens_per_state != 1:
             return f"it has layers of the kind {kind} whose pages can't be shared"
+    if config.weight_transfer_config is not None:
+        return "its weights are replaced while it runs"
     if config.speculative_config is not None:
         return "it decodes speculatively"
     if config.model_config.runner_type != "generate":
@@ -138,6 +140,9 @@ class Spaces:
                 "sliding_window": str(getattr(spec, "sliding_window", None)),
                 "layers": list(group.layer_names),
             }
+            for name in ("mm_processor_kwargs", "media_io_kwargs"):  # vLLM's digests of images know a request's only.
+                if value := getattr(model.multimodal_config, name, None):
+                    effective[name] = value
             digest = hashlib.sha256(json.dumps(effective, sort_keys=True, default=str).encode()).hexdigest()
             dtype = str(spec.dtype).removeprefix("torch.")
             self._fields.append(
@@ -167,6 +172,17 @@ class Spaces:
     def wait(self, timeout_s: float) -> bool:
         """Whether the weights' digest is known by then, or known not to be."""
         return not concurrent.futures.wait([self._weights], timeout_s).not_done
+
+    def renew(self) -> None:
+        """From here on nobody can tell what the weights are: what is computed with them has a name that nobody else
+        knows."""
+        logger.warning(
+            "Terrace: the cache was reset, as after a change of weights: what is cached from here on is for this "
+            "server alone, until it is started again"
+        )
+        self._weights = Future()
+        self._weights.set_result(os.urandom(32))
+        self._ids = {}
 
     def adapter(self, lora: Any) -> Future[bytes]:
         """Digest of a request's adapter. Asked for each request: vLLM may read the files again at any time, so what was
