@@ -79,11 +79,15 @@ std::variant<std::string, BodyError> FindModel(std::string_view body) {
   return BodyError{"the request's body has no \"model\"; /v1/models lists what there is", true};
 }
 
+// Writing a list again goes down one stack frame a level; no list of models has many.
+constexpr int kListDepthMax = 64;
+
 std::string MergeModelLists(const std::vector<std::string>& bodies) {
   Json merged = {{"object", "list"}, {"data", Json::array()}};
   std::unordered_set<std::string> seen;
   for (const std::string& body : bodies) {
-    Json list = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+    const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kListDepthMax; };
+    Json list = Json::parse(body, shallow, /*allow_exceptions=*/false);
     if (!list.is_object() || !list.contains("data") || !list["data"].is_array()) continue;
     for (Json& model : list["data"]) {
       if (!model.is_object() || !model.contains("id") || !model["id"].is_string()) continue;

@@ -147,6 +147,14 @@ TEST(RouterBody, MergesListsByIdAndKeepsAllFields) {
   EXPECT_EQ(MergeModelLists({}), R"({"object":"list","data":[]})");
 }
 
+// A backend gone mad is no reason to end.
+TEST(RouterBody, SurvivesAListThatIsNestedWithoutEnd) {
+  const size_t deep = 1 << 20;
+  EXPECT_THAT(MergeModelLists({R"({"data":[{"id":"a","x":)" + std::string(deep, '[') + std::string(deep, ']') + "}]}",
+                               R"({"data":[{"id":"b"}]})"}),
+              HasSubstr(R"({"id":"b"})"));
+}
+
 class RouterFleet : public testing::Test {
  protected:
   Fleet& Make(std::vector<StaticBackend> backends) {
