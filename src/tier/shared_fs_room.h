@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -30,10 +32,12 @@ class SharedFsRoom {
 
   // --- By saves
 
-  // Promises room. False: there is none now.
-  bool Take(uint64_t bytes, TimePoint now) {
+  // Promises room. False: there is none now, or only for those who wait longer (`place`: what Want gave, or none).
+  bool Take(uint64_t bytes, TimePoint now, uint64_t place = std::numeric_limits<uint64_t>::max()) {
     std::lock_guard lock(mutex_);
-    if (now >= until_ || in_flight_ + bytes > granted_) return false;
+    uint64_t before = 0;
+    for (auto it = waiting_.begin(); it != waiting_.end() && it->first < place; ++it) before += it->second;
+    if (now >= until_ || in_flight_ + before + bytes > granted_) return false;
     in_flight_ += bytes;
     writing_ += bytes;
     return true;
@@ -50,15 +54,19 @@ class SharedFsRoom {
     untold_ += bytes;
     writing_ -= bytes;
   }
-  // A save that waits for room counts in the next claim, until Unwant.
-  void Want(uint64_t bytes) {
+  // A save that waits for room counts in the next claim, until Unwant. Its place among those who wait.
+  uint64_t Want(uint64_t bytes) {
     std::lock_guard lock(mutex_);
     wanted_ += bytes;
     largest_ = std::max(largest_, bytes);
+    waiting_.emplace(next_place_, bytes);
+    return next_place_++;
   }
-  void Unwant(uint64_t bytes) {
+  void Unwant(uint64_t place) {
     std::lock_guard lock(mutex_);
-    wanted_ -= bytes;
+    const auto it = waiting_.find(place);
+    wanted_ -= it->second;
+    waiting_.erase(it);
   }
 
   // --- By the background thread
@@ -125,6 +133,8 @@ class SharedFsRoom {
   uint64_t writing_ = 0;  // Part of in_flight_, as the next.
   uint64_t untold_ = 0;
   uint64_t wanted_ = 0;
+  std::map<uint64_t, uint64_t> waiting_;  // Bytes by place.
+  uint64_t next_place_ = 0;
   uint64_t largest_ = 0;  // That a save ever waited for.
   TimePoint until_{};     // The grant's end.
 };

@@ -137,6 +137,7 @@ class SharedFsTier final : public Tier {
     std::shared_ptr<SaveBatch> done;
     size_t index = 0;
     std::optional<TimePoint> room_until;    // It waits for room.
+    uint64_t place = 0;                     // Among those who do.
     std::optional<TimePoint> others_until;  // It waits, or has waited, for another node that writes the same frame.
     std::optional<FrameProof> bad;          // What has its name can't be read, and makes way once this is written.
   };
@@ -441,7 +442,7 @@ void SharedFsTier::PostSave(std::shared_ptr<PendingSave> save, std::chrono::mill
 }
 
 void SharedFsTier::EndSave(PendingSave& save, SaveResult result) {
-  if (save.room_until) room_.Unwant(FrameBytes(save.item.info.payload_bytes));
+  if (save.room_until) room_.Unwant(save.place);
   save.done->Settle(save.index, std::move(result));
 }
 
@@ -542,13 +543,13 @@ bool SharedFsTier::HasRoom(PendingSave& save) {
   if (!bounds_.of_bytes()) return true;
   const uint64_t bytes = FrameBytes(save.item.info.payload_bytes);
   const TimePoint now = deps_.clock.Now();
-  if (room_.Take(bytes, now)) {
-    if (std::exchange(save.room_until, std::nullopt)) room_.Unwant(bytes);
+  if (save.room_until ? room_.Take(bytes, now, save.place) : room_.Take(bytes, now)) {
+    if (std::exchange(save.room_until, std::nullopt)) room_.Unwant(save.place);
     return true;
   }
   if (!save.room_until) {
     save.room_until = now + options_.room_wait;
-    room_.Want(bytes);
+    save.place = room_.Want(bytes);
     if (!claim_posted_.exchange(true, std::memory_order_relaxed)) PostClaim();
   }
   return false;
