@@ -13,8 +13,9 @@ namespace {
 
 using std::chrono::seconds;
 
-// Two times that are cut to whole seconds are compared.
-constexpr seconds kRounding{2};
+// In a bucket two times that are cut to whole seconds are compared. In a directory a node may know a frame by an older
+// writing, and not of the one that came within 10 s.
+constexpr seconds kAgeInBucket{2}, kAgeInDirectory{12};
 // After the ttl: uses are told, the bucket is listed, frames are looked at and removed.
 constexpr seconds kCollected{15};
 // A use is told, and heard of; in a directory with an append that is made anyway, or 5 s later.
@@ -61,7 +62,8 @@ bool MayBeCollected(const World& world, const SimDisk::NameChange& change) {
   const Plan& plan = world.plan;
   const seconds age(
       std::chrono::duration_cast<seconds>(std::chrono::nanoseconds(world.disk.ServerNs() - change.before->mtime_ns)));
-  if (plan.bound_ttl.count() > 0 && age + kRounding >= plan.bound_ttl) return true;
+  const seconds off = plan.on_bucket ? kAgeInBucket : kAgeInDirectory;
+  if (plan.bound_ttl.count() > 0 && age + off >= plan.bound_ttl) return true;
   if (plan.bound_bytes == 0) return false;
   // It has lost its name by now.
   return !plan.on_bucket || BytesOf(world) + change.before->content.size() > plan.bound_bytes / 2;
