@@ -25,6 +25,7 @@
 #include "tests/support/faulty_file_io.h"
 #include "tests/support/step_executor.h"
 #include "tier/shared_fs_journal.h"
+#include "tier/shared_fs_room.h"
 #include "tier/shared_fs_tier.h"
 
 namespace terrace {
@@ -295,6 +296,24 @@ TEST_F(SharedFsBoundsTest, ABurstOfSavesLargerThanTheBoundFindsRoomInTurns) {
   for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
   EXPECT_LE(most_, kCap);
   EXPECT_GT(BytesThere(directory_), kCap / 2);
+}
+
+TEST(SharedFsRoomTest, ComingFreeItIsForThoseWhoWaitLonger) {
+  const TimePoint now{};
+  SharedFsRoom room(1000);
+  room.Grant(100, now, minutes(1));
+  const uint64_t first = room.Want(80), second = room.Want(30);
+  EXPECT_FALSE(room.Take(10, now)) << "one that has just come";
+  EXPECT_FALSE(room.Take(30, now, second));
+  EXPECT_TRUE(room.Take(80, now, first));
+  room.Unwant(first);
+  EXPECT_FALSE(room.Take(30, now, second));
+  room.Grant(120, now, minutes(1));
+  EXPECT_FALSE(room.Take(20, now));
+  EXPECT_TRUE(room.Take(30, now, second));
+  room.Unwant(second);
+  EXPECT_TRUE(room.Take(10, now));
+  EXPECT_FALSE(room.wanted());
 }
 
 // Each with more to save than fits: a 16th of the bound for each would be more than there is.
