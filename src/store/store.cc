@@ -160,8 +160,9 @@ class StoreImpl final : public Store {
   uint64_t ready_bytes_ = 0;
   std::atomic<uint64_t> expected_bytes_{0};
   std::atomic<bool> touching_ahead_{false};
-  std::vector<Counter*> hits_;       // By tier index.
-  std::vector<Counter*> hit_bytes_;  // By tier index.
+  std::atomic<uint64_t> offering_{0};  // Chunks on their way to write-behind queues, not yet in them.
+  std::vector<Counter*> hits_;         // By tier index.
+  std::vector<Counter*> hit_bytes_;    // By tier index.
   std::array<Counter*, kReasonCount> misses_{};
   Counter& save_declined_;
 
@@ -671,11 +672,14 @@ void StoreImpl::Offer(const Digest& key) {
     lost = lost || (!present && !lower.write_behind->Has(key));
   }
   if (!lost) return;
-  background_.Post([this, key] {
-    std::optional<RamLease> lease = ram_->Acquire(key);
-    if (!lease) return;
-    for (Lower& lower : lower_) OfferBelow(lower, *lease);
+  ++offering_;
+  const bool posted = background_.Post([this, key] {
+    if (std::optional<RamLease> lease = ram_->Acquire(key)) {
+      for (Lower& lower : lower_) OfferBelow(lower, *lease);
+    }
+    --offering_;
   });
+  if (!posted) --offering_;
 }
 
 Store::Health StoreImpl::health() const {
@@ -690,10 +694,10 @@ Store::Health StoreImpl::health() const {
 }
 
 uint64_t StoreImpl::pending_saves() const {
-  uint64_t pending = 0;
+  uint64_t pending = offering_;
   {
     std::lock_guard lock(mutex_);
-    pending = committing_.size();
+    pending += committing_.size();
   }
   for (const Lower& lower : lower_) pending += lower.write_behind->pending();
   return pending;
