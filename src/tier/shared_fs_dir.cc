@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string_view>
 #include <utility>
@@ -326,6 +327,8 @@ Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<cons
   const FrameHeader header = EncodeFrameHeader(info, clock_.WallNs(), payload, hashes);
   return WriteWhole(
       [&](File& file) -> Result<void> {
+        if (!BeginCopy(stop)) return Fail(Code::kCancelled, "stopped");
+        const std::unique_ptr<SharedFsDir, void (*)(SharedFsDir*)> turn(this, [](SharedFsDir* dir) { dir->EndCopy(); });
         Result<void> done = file.WriteAt(0, header);
         for (size_t at = 0; done && at < payload.size(); at += kWriteBytes) {
           if (stop()) return Fail(Code::kCancelled, "stopped");
@@ -339,6 +342,26 @@ Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<cons
         return done;
       },
       &info, &left);
+}
+
+bool SharedFsDir::BeginCopy(const std::function<bool()>& stop) {
+  if (options_.copies_max == 0) return true;
+  std::unique_lock lock(copies_mutex_);
+  while (copies_ >= options_.copies_max) {
+    if (stop()) return false;
+    copies_changed_.wait_for(lock, std::chrono::milliseconds(100));
+  }
+  ++copies_;
+  return true;
+}
+
+void SharedFsDir::EndCopy() {
+  if (options_.copies_max == 0) return;
+  {
+    std::lock_guard lock(copies_mutex_);
+    --copies_;
+  }
+  copies_changed_.notify_one();
 }
 
 Result<void> SharedFsDir::GiveName(const std::string& temp, const std::string& name) {

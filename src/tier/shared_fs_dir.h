@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,6 +57,8 @@ class SharedFsDir {
     uint32_t directory_permissions = 0750;
     uint64_t quarantine_files_max = 64;
     uint64_t quarantine_bytes_max = 1ull << 30;
+    // Frames whose bytes are being handed to the kernel; others may wait for their sync meanwhile. 0: no bound.
+    size_t copies_max = 0;
   };
   SharedFsDir(Options options, FileIo& io, const Clock& clock, Metrics& metrics);
 
@@ -160,6 +163,14 @@ class SharedFsDir {
   Metrics& metrics_;
   std::atomic<uint64_t> temp_count_{0};   // Relaxed: only makes names unique.
   std::atomic<uint64_t> quarantined_{0};  // Relaxed: a count.
+  // Waits for a turn to copy a frame; false: `stop` said so. EndCopy for each true.
+  bool BeginCopy(const std::function<bool()>& stop);
+  void EndCopy();
+
+  std::mutex copies_mutex_;
+  std::condition_variable copies_changed_;
+  size_t copies_ = 0;  // Guarded by copies_mutex_.
+
   std::mutex left_mutex_;
   std::map<std::string, uint64_t> left_;    // Guarded by left_mutex_. Temporaries to be removed, and their bytes.
   std::atomic<bool> links_refused_{false};  // Relaxed: a hint, learnt anew by whoever misses it.

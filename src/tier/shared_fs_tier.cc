@@ -35,6 +35,9 @@ constexpr const char* kTierName = "shared_fs";
 // the rate that they are with 8.
 constexpr size_t kSaveThreads = 8;
 
+// Of them, how many copy at a time: the engine that still fills RAM needs the cores, too.
+constexpr size_t kCopiesMax = 2;
+
 // Names proven in one step of the scan: at 1 ms each over NFS, journals wait 64 ms for the thread.
 constexpr size_t kScanStepFrames = 64;
 
@@ -292,9 +295,10 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
             .file_permissions = options.file_permissions,
             .directory_permissions = options.directory_permissions,
             .quarantine_files_max = options.quarantine_files_max,
-            .quarantine_bytes_max = options.bounds.bytes_max == 0 ? options.quarantine_bytes_max
-                                                                  : std::min(options.quarantine_bytes_max,
-                                                                             options.bounds.quarantine_bytes_max())},
+            .quarantine_bytes_max = options.bounds.bytes_max == 0
+                                        ? options.quarantine_bytes_max
+                                        : std::min(options.quarantine_bytes_max, options.bounds.quarantine_bytes_max()),
+            .copies_max = deps.save ? 0 : kCopiesMax},
            deps.io, deps.clock, deps.metrics),
       room_(options.bounds.bytes_max > 0 ? options.bounds.frame_bytes_max() : std::numeric_limits<uint64_t>::max()),
       unavailable_since_(deps.clock.Now()),
