@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "io/cgroup.h"
+
 namespace terrace {
 namespace {
 
@@ -20,22 +22,7 @@ uint32_t CoresOfGroup(const std::string& folder) {
 
 uint32_t CpuQuotaCores(const std::string& root) {
   uint32_t cores = kNoCpuQuota;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  std::string line;  // "4:cpu,cpuacct:/path" (v1) or "0::/path" (v2).
-  while (std::getline(groups, line)) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool v2 = controllers == ",,";
-    if (!v2 && controllers.find(",cpu,") == std::string::npos) continue;
-    const std::string mount = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
-    // In a container the mount point may be its own group, and the path the host's.
-    cores = std::min(cores, CoresOfGroup(mount));
-    for (std::string path = line.substr(second + 1); path.starts_with('/'); path.resize(path.find_last_of('/'))) {
-      cores = std::min(cores, CoresOfGroup(mount + path));
-    }
-  }
+  VisitCgroups(root, "cpu", [&](const std::string& folder, bool) { cores = std::min(cores, CoresOfGroup(folder)); });
   return cores;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "io/cgroup.h"
+
 namespace terrace {
 namespace {
 
@@ -54,36 +56,14 @@ uint64_t LeftInCgroup(const std::string& folder, const CgroupNames& names) {
   return *limit - std::min(*limit, used);
 }
 
-// The group itself and all above it: each may have a limit of its own. In a container the path may be the host's, of
-// which only the mount point is visible; that is then the container's own group.
-uint64_t LeftInHierarchy(const std::string& mount, std::string path, const CgroupNames& names) {
-  uint64_t left = LeftInCgroup(mount, names);
-  while (path.size() > 1 && path.front() == '/') {
-    left = std::min(left, LeftInCgroup(mount + path, names));
-    path.resize(path.find_last_of('/'));
-  }
-  return left;
-}
-
 }  // namespace
 
 uint64_t AvailableMemoryBytes(const std::string& root) {
   uint64_t left = kUnlimited;
   if (const auto kib = ReadField(root + "/proc/meminfo", "MemAvailable:")) left = *kib * 1024;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  std::string line;  // "4:memory:/path" (v1) or "0::/path" (v2).
-  while (std::getline(groups, line)) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string path = line.substr(second + 1);
-    if (controllers == ",,") {
-      left = std::min(left, LeftInHierarchy(root + "/sys/fs/cgroup", path, kV2));
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      left = std::min(left, LeftInHierarchy(root + "/sys/fs/cgroup/memory", path, kV1));
-    }
-  }
+  VisitCgroups(root, "memory", [&](const std::string& folder, bool is_v2) {
+    left = std::min(left, LeftInCgroup(folder, is_v2 ? kV2 : kV1));
+  });
   return left == kUnlimited ? kUnlimited : left - left / 8;
 }
 
