@@ -345,7 +345,6 @@ Result<std::string> SharedFsDir::WriteTemp(const FrameInfo& info, std::span<cons
 }
 
 bool SharedFsDir::BeginCopy(const std::function<bool()>& stop) {
-  if (options_.copies_max == 0) return true;
   std::unique_lock lock(copies_mutex_);
   while (copies_ >= options_.copies_max) {
     if (stop()) return false;
@@ -356,7 +355,6 @@ bool SharedFsDir::BeginCopy(const std::function<bool()>& stop) {
 }
 
 void SharedFsDir::EndCopy() {
-  if (options_.copies_max == 0) return;
   {
     std::lock_guard lock(copies_mutex_);
     --copies_;

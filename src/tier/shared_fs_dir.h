@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -57,8 +58,8 @@ class SharedFsDir {
     uint32_t directory_permissions = 0750;
     uint64_t quarantine_files_max = 64;
     uint64_t quarantine_bytes_max = 1ull << 30;
-    // Frames whose bytes are being handed to the kernel; others may wait for their sync meanwhile. 0: no bound.
-    size_t copies_max = 0;
+    // Frames whose bytes are being handed to the kernel; others may wait for their sync meanwhile.
+    size_t copies_max = std::numeric_limits<size_t>::max();
   };
   SharedFsDir(Options options, FileIo& io, const Clock& clock, Metrics& metrics);
 

@@ -298,7 +298,7 @@ SharedFsTier::SharedFsTier(const SharedFsOptions& options, const SharedFsDeps& d
             .quarantine_bytes_max = options.bounds.bytes_max == 0
                                         ? options.quarantine_bytes_max
                                         : std::min(options.quarantine_bytes_max, options.bounds.quarantine_bytes_max()),
-            .copies_max = deps.save ? 0 : kCopiesMax},
+            .copies_max = deps.save ? std::numeric_limits<size_t>::max() : kCopiesMax},
            deps.io, deps.clock, deps.metrics),
       room_(options.bounds.bytes_max > 0 ? options.bounds.frame_bytes_max() : std::numeric_limits<uint64_t>::max()),
       unavailable_since_(deps.clock.Now()),
