@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -98,22 +99,28 @@ TEST_F(NodeJoin, AnotherVersionIsSaidOnceWithBothNumbersAndTriedAgain) {
   EXPECT_NE(refusals[0].find("one release"), std::string::npos) << refusals[0];
 }
 
+// A node by hand: hands each message of one client to `answer`, until that client hangs up.
+void ServeByHand(const Fd& listener, const std::function<void(int fd, const wire::Header& asked)>& answer) {
+  pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+  poll(&event, 1, 30'000);
+  const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  event.fd = fd.get();
+  std::vector<std::byte> bytes;
+  Fd none;
+  while (poll(&event, 1, 30'000) == 1 && ReceiveMessage(fd.get(), bytes, none) == Received::kMessage) {
+    answer(fd.get(), wire::Decode(bytes).value().header);
+  }
+}
+
 // A node by hand that welcomes a client and says nothing more.
 TEST_F(NodeJoin, ANodeThatDoesNotAnswerIsLeftSoThatTheNextSaveNeedNotWait) {
   const Fd listener = ListenAt(socket).value();
   const Fd arena = NewSharedMemory("arena", 4096).value();
   std::thread node([&] {
-    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
-    poll(&event, 1, 30'000);
-    const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    event.fd = fd.get();
-    std::vector<std::byte> bytes;
-    Fd none;
-    while (poll(&event, 1, 30'000) == 1 && ReceiveMessage(fd.get(), bytes, none) == Received::kMessage) {
-      const wire::Header asked = wire::Decode(bytes).value().header;
+    ServeByHand(listener, [&](int fd, const wire::Header& asked) {
       const wire::Header answer{.kind = wire::Kind::kWelcome, .call = asked.call, .numbers = {1, 4096}};
-      if (asked.kind == wire::Kind::kHello) SendMessage(fd.get(), wire::Encode(answer), arena.get());
-    }
+      if (asked.kind == wire::Kind::kHello) SendMessage(fd, wire::Encode(answer), arena.get());
+    });
   });
   const auto client = NewNodeClient({.node_wait = 30s, .save_max = 100ms}, socket);
   for (const Reason reason : {Reason::kTimeout, Reason::kUnavailable}) {
@@ -138,31 +145,22 @@ TEST_F(NodeJoin, WhatANodeMayStillBeReadingIsNotWrittenTo) {
   std::byte committed{};
   bool changed = false;
   std::thread node([&] {
-    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
-    poll(&event, 1, 30'000);
-    const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    event.fd = fd.get();
-    std::vector<std::byte> bytes;
-    for (;;) {
-      poll(&event, 1, 30'000);
-      Fd none;
-      if (ReceiveMessage(fd.get(), bytes, none) != Received::kMessage) break;
-      const wire::Header asked = wire::Decode(bytes).value().header;
+    ServeByHand(listener, [&](int fd, const wire::Header& asked) {
       wire::Header answer{.call = asked.call};
       switch (asked.kind) {
         case wire::Kind::kHello:
           answer.kind = wire::Kind::kWelcome;
           answer.numbers = {1, 4096};
-          SendMessage(fd.get(), wire::Encode(answer), arena.get());
+          SendMessage(fd, wire::Encode(answer), arena.get());
           break;
         case wire::Kind::kNeeds:
           answer.kind = wire::Kind::kNeeded;
-          SendMessage(fd.get(), wire::Encode<uint8_t>(answer, std::vector<uint8_t>(asked.count, 1)));
+          SendMessage(fd, wire::Encode<uint8_t>(answer, std::vector<uint8_t>(asked.count, 1)));
           break;
         case wire::Kind::kSegment:
           answer.kind = wire::Kind::kGranted;
           answer.numbers = {9, kChunkBytes};
-          SendMessage(fd.get(), wire::Encode(answer), memory.get());
+          SendMessage(fd, wire::Encode(answer), memory.get());
           break;
         case wire::Kind::kCommit:
           ++commits;
@@ -170,7 +168,7 @@ TEST_F(NodeJoin, WhatANodeMayStillBeReadingIsNotWrittenTo) {
           break;
         default: break;
       }
-    }
+    });
     changed = segment->bytes()[0] != committed;
   });
   {

@@ -186,6 +186,11 @@ class SharedFsBoundsTest : public testing::Test {
     executor_.Advance(seconds(1));  // Its scan, and a poll.
     return node;
   }
+  std::vector<std::unique_ptr<Node>> OpenMany(int count, const SharedFsOptions& options) {
+    std::vector<std::unique_ptr<Node>> nodes;
+    for (int i = 0; i < count; ++i) nodes.push_back(Open(options));
+    return nodes;
+  }
   // As kill -9: whatever it would still do fails.
   static void Kill(std::unique_ptr<Node> node) { node->dead = true; }
 
@@ -209,6 +214,14 @@ class SharedFsBoundsTest : public testing::Test {
   void MustSave(Node& node, const TestFrame& frame) {
     const SaveResult result = Save(node, frame);
     ASSERT_EQ(result.outcome, Outcome::kHit) << ReasonName(result.reason) << (result.error ? result.error->what : "");
+  }
+  // So many conversations of one frame, given to the nodes in turn before any has settled.
+  void MustSaveAtOnce(const std::vector<std::unique_ptr<Node>>& nodes, uint64_t count) {
+    std::vector<std::shared_ptr<SaveBatch>> saves;
+    for (uint64_t n = 0; n < count; ++n) {
+      saves.push_back(Begin(*nodes[n % nodes.size()], MakeFrame("talk " + std::to_string(n), 0)));
+    }
+    for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
   }
   LoadResult Load(Node& node, const TestFrame& frame) {
     auto done = std::make_shared<LoadBatch>(1);
@@ -287,13 +300,8 @@ TEST_F(SharedFsBoundsTest, SeveralNodesThatWriteAtOnceKeepToTheCapTogether) {
 // If each node claimed for all its saves that wait, no claim would fit, and what is there would go for nothing.
 TEST_F(SharedFsBoundsTest, ABurstOfSavesLargerThanTheBoundFindsRoomInTurns) {
   constexpr uint64_t kCap = 40 * kFile;
-  std::vector<std::unique_ptr<Node>> nodes;
-  for (int i = 0; i < 3; ++i) nodes.push_back(Open(Bounded(kCap)));
-  std::vector<std::shared_ptr<SaveBatch>> saves;
-  for (uint64_t n = 0; n < 120; ++n) {
-    saves.push_back(Begin(*nodes[n % nodes.size()], MakeFrame("talk " + std::to_string(n), 0)));
-  }
-  for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
+  const auto nodes = OpenMany(3, Bounded(kCap));
+  MustSaveAtOnce(nodes, 120);
   EXPECT_LE(most_, kCap);
   EXPECT_GT(BytesThere(directory_), kCap / 2);
 }
@@ -319,13 +327,8 @@ TEST(SharedFsRoomTest, ComingFreeItIsForThoseWhoWaitLonger) {
 // Each with more to save than fits: a 16th of the bound for each would be more than there is.
 TEST_F(SharedFsBoundsTest, ManyNodesThatAlwaysHaveMoreToSaveFindRoomInTurns) {
   constexpr uint64_t kCap = 48 * kFile;
-  std::vector<std::unique_ptr<Node>> nodes;
-  for (int i = 0; i < 20; ++i) nodes.push_back(Open(Bounded(kCap)));
-  std::vector<std::shared_ptr<SaveBatch>> saves;
-  for (uint64_t n = 0; n < 200; ++n) {
-    saves.push_back(Begin(*nodes[n % nodes.size()], MakeFrame("talk " + std::to_string(n), 0)));
-  }
-  for (const auto& save : saves) EXPECT_EQ(Settled(*save).outcome, Outcome::kHit);
+  const auto nodes = OpenMany(20, Bounded(kCap));
+  MustSaveAtOnce(nodes, 200);
   EXPECT_LE(most_, kCap);
 }
 

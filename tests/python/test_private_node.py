@@ -6,6 +6,21 @@ import textwrap
 from pathlib import Path
 
 
+def run(home: Path, config: Path, code: str) -> str:
+    """What `code` prints, with this file and no other configuration."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_", "AWS_"))}
+    done = subprocess.run(
+        [home / "bin/python", "-c", textwrap.dedent(code)],
+        env=environment | {"LMCACHE_CONFIG_FILE": str(config)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_it_has_the_tiers_of_lmcaches_file(home: Path, tmp_path: Path) -> None:
     share = tmp_path / "kv"
     share.mkdir()
@@ -29,17 +44,7 @@ def test_it_has_the_tiers_of_lmcaches_file(home: Path, tmp_path: Path) -> None:
         node.stop()
         print("fine")
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_"))}
-    done = subprocess.run(
-        [home / "bin/python", "-c", textwrap.dedent(code)],
-        env=environment | {"LMCACHE_CONFIG_FILE": str(config)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "fine\n"
+    assert run(home, config, code) == "fine\n"
 
 
 def test_it_has_the_bucket_of_lmcaches_file_and_its_keys(home: Path, tmp_path: Path) -> None:
@@ -60,16 +65,7 @@ def test_it_has_the_bucket_of_lmcaches_file_and_its_keys(home: Path, tmp_path: P
         node = ours.PrivateNode("@nobody", Client(node="@nobody").setting)
         assert node._process.wait(60) == 0
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TERRACE_", "LMCACHE_", "AWS_"))}
-    done = subprocess.run(
-        [home / "bin/python", "-c", textwrap.dedent(code)],
-        env=environment | {"LMCACHE_CONFIG_FILE": str(config)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run(home, config, code)
     variables = dict(line.split("=", 1) for line in told.read_text().splitlines() if line.startswith("TERRACE_S3_"))
     assert variables["TERRACE_S3_ENDPOINT"] == "s3://kv.s3.example"
     assert variables["TERRACE_S3_REGION"] == "us-west-2"
