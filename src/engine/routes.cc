@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "openai/errors.h"
 #include "openai/format.h"
 #include "openai/parse.h"
 
@@ -128,7 +129,7 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
                                       {"/v1/completions", "POST"}, {"/terrace/lookup", "POST"}};
   const auto* route = std::ranges::find(kRoutes, request.path, &Route::path);
   if (route == std::end(kRoutes)) {
-    return SendError(*responder, Refusal(404, "there is nothing at " + request.path, "not_found"));
+    return SendError(*responder, Refusal(404, "there is nothing at " + openai::Echo(request.path), "not_found"));
   }
   const bool heads = request.method == "HEAD" && route->method == "GET";  // The server leaves the body out.
   if (request.method != route->method && !heads) {
@@ -152,6 +153,9 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
     return SendJson(*responder, 200, openai::ModelsBody(options_.served_name, started_, options_.context_tokens));
   }
 
+  if (const std::string_view coding = request.BodyCoding(); !coding.empty()) {
+    return SendError(*responder, openai::BodyIsCoded(coding));
+  }
   const bool lookup = route->path == "/terrace/lookup";
   const auto endpoint = lookup                             ? openai::Endpoint::kEither
                         : route->path == "/v1/completions" ? openai::Endpoint::kCompletion
@@ -186,9 +190,7 @@ std::optional<openai::ApiError> Routes::RefuseIfTooLong(std::string_view text) c
 
 std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request) const {
   if (!request.model.empty() && request.model != options_.served_name) {
-    return Refusal(404,
-                   "the model `" + request.model + "` does not exist; this server has `" + options_.served_name + "`",
-                   "model_not_found");
+    return openai::ModelNotFound(request.model, "this server has '" + options_.served_name + "'");
   }
   auto generation = std::make_unique<Generation>();
   if (request.chat) {
@@ -230,6 +232,16 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
     return TooLong(std::to_string(prompt));
   }
   const auto room = static_cast<uint32_t>(options_.context_tokens - prompt);
+  if (request.max_tokens.value_or(0) > room) {
+    openai::ApiError error = Refusal(
+        400,
+        "the prompt has " + std::to_string(prompt) + " tokens and max_tokens is " +
+            std::to_string(*request.max_tokens) + ", together more than this model's maximum context length of " +
+            std::to_string(options_.context_tokens) + "; ask for at most " + std::to_string(room) + ", or leave it out",
+        "context_length_exceeded");
+    error.param = "max_tokens";
+    return error;
+  }
   generation->max_tokens = std::min(room, request.max_tokens.value_or(request.chat ? room : kCompletionTokensDefault));
   generation->sampling = {.temperature = static_cast<float>(request.temperature),
                           .top_p = static_cast<float>(request.top_p),

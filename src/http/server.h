@@ -30,6 +30,8 @@ struct Request {
   std::string body;    // Whole.
   // First value of a header, any case; "" if absent.
   std::string_view Header(std::string_view name) const;
+  // The Content-Encoding, if the body's bytes are not the text itself; else "".
+  std::string_view BodyCoding() const;
 };
 
 // The answer to one request. Thread-safe; kept by whoever answers. Destroyed unanswered: a 500.

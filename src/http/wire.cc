@@ -137,6 +137,11 @@ bool ListContains(std::string_view list, std::string_view token) {
   return false;
 }
 
+std::string_view Request::BodyCoding() const {
+  const std::string_view coding = Header("content-encoding");
+  return EqualsIgnoreCase(coding, "identity") ? std::string_view() : coding;
+}
+
 std::string_view Request::Header(std::string_view name) const {
   const auto it =
       std::find_if(headers.begin(), headers.end(), [&](const auto& h) { return EqualsIgnoreCase(h.first, name); });

@@ -55,11 +55,15 @@ std::string ChoiceEvent(const AnswerHead& head, Json delta, std::string_view tex
   return Event(event);
 }
 
+// Parts of a request may stand in either, and an answer is not the place to send a megabyte back.
+constexpr size_t kMessageBytesMax = 1000;
+constexpr size_t kParamBytesMax = 200;
+
 Json ErrorJson(const ApiError& error) {
   return {{"error",
-           {{"message", error.message},
+           {{"message", std::string_view(error.message).substr(0, kMessageBytesMax)},
             {"type", error.type},
-            {"param", OrNull(error.param)},
+            {"param", OrNull(std::string_view(error.param).substr(0, kParamBytesMax))},
             {"code", OrNull(error.code)}}}};
 }
 

@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 #include <utility>
+
+#include "openai/errors.h"
+#include "openai/fields.h"
 
 namespace terrace::openai {
 namespace {
@@ -28,6 +32,10 @@ class Fields {
 
   void Fail(std::string param, const std::string& why) {
     if (!error_) error_ = ApiError{.message = "'" + param + "' " + why, .param = param};
+  }
+
+  void Fail(ApiError error) {
+    if (!error_) error_ = std::move(error);
   }
 
   void Refuse(const std::string& param, const std::string& remedy) {
@@ -148,8 +156,9 @@ void ReadPrompt(Fields& fields, Request* request) {
     return fields.Fail("prompt", "must be a string, an array of one string, or an array of token ids");
   }
   for (const Json& token : *prompt) {
-    if (!token.is_number_unsigned())
-      return fields.Fail("prompt", "must be one prompt; several at once are not supported");
+    if (!token.is_number()) return fields.Fail("prompt", "must be one prompt; several at once are not supported");
+    if (!token.is_number_integer()) return fields.Fail("prompt", "must have integers for token ids");
+    if (!token.is_number_unsigned()) return fields.Fail("prompt", "must not have a token id below 0");
     if (token.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
       return fields.Fail("prompt", "has a token id that is too large");
     }
@@ -218,59 +227,35 @@ void ReadStreaming(Fields& fields, Request* request) {
   if (continuous != options->end() && !continuous->is_null() && *continuous != false) {
     return fields.Refuse("stream_options.continuous_usage_stats", "leave it out; include_usage is supported");
   }
+  const auto padding = options->find("include_obfuscation");  // OpenAI pads events; the text is the same.
+  if (padding != options->end() && !padding->is_null() && *padding != false) {
+    return fields.Refuse("stream_options.include_obfuscation", "leave it out");
+  }
+  for (const auto& [name, value] : options->items()) {
+    if (name != "include_usage" && name != "continuous_usage_stats" && name != "include_obfuscation") {
+      ApiError unknown = UnknownField(name);
+      unknown.message = "'" + unknown.param + "' is not a field of stream_options; include_usage is";
+      unknown.param = "stream_options." + unknown.param;
+      return fields.Fail(std::move(unknown));
+    }
+  }
   const auto usage = options->find("include_usage");
   if (usage == options->end() || usage->is_null()) return;
   if (!usage->is_boolean()) return fields.Fail("stream_options.include_usage", "must be true or false");
   request->include_usage = usage->get<bool>();
 }
 
-// What OpenAI, vLLM, SGLang or llama.cpp's server know, this server does not do, and would change the answer if it were
-// done: such a field has to say what happens anyway.
-void RefuseUnsupported(Fields& fields, bool chat) {
-  struct Rule {
-    std::vector<const char*> names;
-    std::vector<Json> neutral;  // Besides null.
-    const char* remedy;
-  };
-  static const std::vector<Rule> rules = {
-      {{"n", "best_of"}, {1}, "leave it out, and send the request several times"},
-      {{"logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "use_beam_search",
-        "ignore_eos", "echo", "include_stop_str_in_output", "continue_final_message", "no_stop_trim"},
-       {false},
-       "leave it out"},
-      {{"top_logprobs", "n_probs", "min_tokens", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"},
-       {false, 0},
-       "leave it out"},
-      {{"typical_p", "repeat_penalty"}, {1}, "leave it out; top_p, min_p and repetition_penalty are supported"},
-      {{"n_predict"}, {-1}, "say max_tokens"},
-      {{"add_generation_prompt", "skip_special_tokens"}, {true}, "leave it out"},
-      {{"tools", "functions"}, {Json::array()}, "describe them in a message"},
-      {{"tool_choice", "function_call"}, {"none", "auto"}, "leave it out"},
-      {{"response_format"}, {Json::object({{"type", "text"}})}, "leave it out, and describe the format in a message"},
-      {{"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
-        "grammar", "json_schema", "regex", "ebnf"},
-       {"", Json::array(), Json::object()},
-       "leave it out, and describe the format in a message"},
-      {{"stop_token_ids", "stop_regex", "bad_words", "allowed_token_ids", "logits_processors"},
-       {"", Json::array()},
-       "leave it out; stop and logit_bias are supported"},
-      {{"suffix", "prompt_embeds", "documents", "chat_template", "chat_template_kwargs", "vllm_xargs", "audio",
-        "web_search_options", "truncate_prompt_tokens", "thinking_token_budget", "reasoning_effort"},
-       {"", Json::array(), Json::object()},
-       "leave it out"},
-      {{"verbosity"}, {"medium"}, "leave it out"},
-      {{"modalities"}, {Json::array({"text"})}, "only text is made"},
-  };
-  const Json* special = fields.Find("add_special_tokens");  // A template has its own.
-  if (special != nullptr && *special != !chat) {
-    fields.Refuse("add_special_tokens", "leave it out, or send token ids to /v1/completions");
-  }
-  for (const Rule& rule : rules) {
-    for (const char* name : rule.names) {
-      const Json* value = fields.Find(name);
-      if (value == nullptr || std::ranges::find(rule.neutral, *value) != rule.neutral.end()) continue;
-      fields.Refuse(name, rule.remedy);
-    }
+// Another answer than was asked for is worse than none.
+void CheckFields(Fields& fields, const Json& body, bool chat) {
+  for (const auto& [name, value] : body.items()) {
+    if (fields.failed()) return;
+    const FieldRule* rule = FindField(name);
+    if (rule == nullptr) return fields.Fail(UnknownField(name));
+    if (rule->use != FieldUse::kRefused || value.is_null()) continue;
+    const Json neutral = Json::parse(rule->neutral);
+    const bool harmless =
+        name == "add_special_tokens" ? value == !chat : std::ranges::find(neutral, value) != neutral.end();
+    if (!harmless) fields.Refuse(name, rule->note);
   }
 }
 
@@ -307,13 +292,23 @@ std::string TooMuch(std::string_view json) {
 
 std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint endpoint) {
   if (const std::string what = TooMuch(body); !what.empty()) return ApiError{.message = "the body " + what};
-  const Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return ApiError{.message = "the body is not valid JSON"};
-  if (!json.is_object()) return ApiError{.message = "the body must be a JSON object"};
+  std::set<std::string, std::less<>> names;
+  std::string twice;
+  const auto each_name = [&](int depth, Json::parse_event_t event, const Json& name) {
+    if (event == Json::parse_event_t::key && depth == 1 && !names.insert(name.get<std::string>()).second) {
+      twice = name.get<std::string>();
+    }
+    return true;
+  };
+  const Json json = Json::parse(body, each_name, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return ExplainBadJson(body);
+  if (!json.is_object()) return NotAnObject();
+  if (!twice.empty()) return GivenTwice(twice);
 
   Fields fields(json);
   Request request;
   request.chat = endpoint == Endpoint::kChat || (endpoint == Endpoint::kEither && fields.Find("messages") != nullptr);
+  CheckFields(fields, json, request.chat);
   fields.Text("model", &request.model);
   if (request.chat) {
     ReadMessages(fields, &request.messages);
@@ -334,7 +329,6 @@ std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint end
   ReadStop(fields, &request.stop);
   ReadSeed(fields, &request.seed);
   ReadStreaming(fields, &request);
-  RefuseUnsupported(fields, request.chat);
   if (fields.failed()) return fields.error();
   return request;
 }

@@ -1,8 +1,9 @@
-// Bodies of the API to structs, strictly: a value of the wrong type or out of range is a 400 that names it. Fields that
-// are known to change an answer and can't be honoured are refused unless they say what happens anyway; fields that are
-// not known are ignored, as vLLM does. docs/reference/api.md has the list.
+// Bodies of the API to structs, strictly: a value of the wrong type or out of range is a 400 that names it, and so is a
+// field that nobody knows, that is known and can't be honoured (fields.h), or that stands there twice.
+// docs/reference/api.md has the list.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -17,5 +18,9 @@ enum class Endpoint {
 };
 
 std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint endpoint);
+
+// The `model` of a body of any endpoint, for who passes it on; "" if it is missing, null or empty, as in
+// Request::model. What else the body has is the next one's to judge, errors of its JSON behind the model included.
+std::variant<std::string, ApiError> FindModel(std::string_view body);
 
 }  // namespace terrace::openai

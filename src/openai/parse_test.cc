@@ -35,7 +35,7 @@ TEST(OpenAiParse, ReadsEveryFieldOfAChat) {
           {"role":"assistant","content":null},
           {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
           "max_tokens":5,"temperature":0,"top_p":0.5,"seed":-3,"stop":["x","y"],"stream":true,
-          "stream_options":{"include_usage":true},"cache_salt":"s","n":1,"unknown":{"deep":[1]}})",
+          "stream_options":{"include_usage":true},"cache_salt":"s","n":1})",
       Endpoint::kChat);
   EXPECT_TRUE(r.chat);
   EXPECT_EQ(r.model, "m");
@@ -152,10 +152,9 @@ TEST(OpenAiParse, TakesWhatChangesNothing) {
       "ignore_eos":false,"min_tokens":0,"n_predict":-1,"typical_p":1,"repeat_penalty":1.0,"skip_special_tokens":true,
       "add_generation_prompt":true,"add_special_tokens":false,"chat_template_kwargs":{},"modalities":["text"],
       "verbosity":"medium","user":"u","metadata":{"a":"b"},"store":true,"service_tier":"auto","priority":3,
-      "prompt_cache_key":"k","safety_identifier":"s","request_id":"r","length_penalty":2,
-      "prediction":{"type":"content"},
-      "presence_penalty":0,"frequency_penalty":0.0,"repetition_penalty":1,"min_p":0,"logit_bias":{},
-      "some_later_field":[1])"),
+      "prompt_cache_key":"k","safety_identifier":"s","request_id":"r","length_penalty":2,"top_n_sigma":-1,
+      "samplers":[],"lora":[],"cache_prompt":true,"id_slot":-1,"xtc_threshold":0.1,"include_reasoning":true,
+      "presence_penalty":0,"frequency_penalty":0.0,"repetition_penalty":1,"min_p":0,"logit_bias":{})"),
        Endpoint::kChat);
   Good(R"({"prompt":"p","add_special_tokens":true})", Endpoint::kCompletion);
 }
@@ -182,8 +181,38 @@ TEST(OpenAiParse, LookupTakesEitherBody) {
   EXPECT_FALSE(Good(R"({"prompt":"p","messages":null})", Endpoint::kEither).chat);
 }
 
+TEST(OpenAiParse, ANameThatNobodyKnowsIsRefusedWithTheNearest) {
+  const ApiError error = Bad(Chat(R"("max_tokns":5)"), Endpoint::kChat);
+  EXPECT_EQ(error.status, 400);
+  EXPECT_EQ(error.param, "max_tokns");
+  EXPECT_EQ(error.code, "unknown_parameter");
+  EXPECT_NE(error.message.find("did you mean 'max_tokens'?"), std::string::npos) << error.message;
+  EXPECT_EQ(Bad(Chat(R"("some_later_field":[1])"), Endpoint::kChat).param, "some_later_field");
+  EXPECT_EQ(Bad(Chat(R"("some_later_field":null)"), Endpoint::kChat).param, "some_later_field");
+  const ApiError nested = Bad(Chat(R"("stream":true,"stream_options":{"include_usge":true})"), Endpoint::kChat);
+  EXPECT_EQ(nested.param, "stream_options.include_usge");
+}
+
+TEST(OpenAiParse, ANameOfAMegabyteIsNotRepeated) {
+  const ApiError error = Bad(R"({"prompt":"p",")" + std::string(1 << 20, 'x') + R"(":1})", Endpoint::kCompletion);
+  EXPECT_LT(error.message.size() + error.param.size(), 500u);
+}
+
+TEST(OpenAiParse, ANameGivenTwiceIsRefused) {
+  const ApiError error = Bad(R"({"model":"a","prompt":"p","model":"a"})", Endpoint::kCompletion);
+  EXPECT_EQ(error.param, "model");
+  EXPECT_NE(error.message.find("twice"), std::string::npos) << error.message;
+  Good(R"({"messages":[{"role":"user","content":"a"},{"role":"user","content":"b"}]})", Endpoint::kChat);
+}
+
+TEST(OpenAiParse, TokenIdsBelowZeroAndFractionsAreNoPrompts) {
+  EXPECT_NE(Bad(R"({"prompt":[5,-1]})", Endpoint::kCompletion).message.find("below 0"), std::string::npos);
+  EXPECT_NE(Bad(R"({"prompt":[5,1.5]})", Endpoint::kCompletion).message.find("integers"), std::string::npos);
+  EXPECT_NE(Bad(R"({"prompt":["a","b"]})", Endpoint::kCompletion).message.find("several"), std::string::npos);
+}
+
 TEST(OpenAiParse, BadJsonIsA400WithoutParam) {
-  for (const char* body : {"", "{", "[]", "3", "\"x\"", "{\"a\":1}}", "{\"prompt\":\"\xff\"}"}) {
+  for (const char* body : {"", "{", "[]", "3", "\"x\"", "{\"a\":1}}"}) {
     const ApiError error = Bad(body, Endpoint::kCompletion);
     EXPECT_EQ(error.status, 400);
     EXPECT_EQ(error.type, "invalid_request_error");

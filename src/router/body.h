@@ -1,4 +1,4 @@
-// What the router must understand of the JSON that passes through it. Pure; any thread.
+// The JSON that the router makes itself: lists of models, the page of /health. Pure; any thread.
 #pragma once
 
 #include <optional>
@@ -8,14 +8,6 @@
 #include <vector>
 
 namespace terrace::router {
-
-struct BodyError {
-  std::string message;
-  bool is_json = false;  // It is a JSON object, but names no model.
-};
-
-// The `model` of a request body. Reads no further than that: what comes behind it is the backend's to judge.
-std::variant<std::string, BodyError> FindModel(std::string_view body);
 
 // One list of models out of several answers of /v1/models: each id once, as the first answer had it, in order. What is
 // no such answer is left out.

@@ -27,6 +27,9 @@ class Fleet {
   // The way of one request for `model`: round robin over its backends, those left out last. Null: nobody serves it.
   std::unique_ptr<http::Route> RouteFor(std::string_view model);
 
+  // The name of the model that is served, if it is only one; else "".
+  std::string_view OnlyModel() const { return models_.size() == 1 ? std::string_view(models_.begin()->first) : ""; }
+
   // What a check of a backend found: "" if it answers, else why not. One that could not be reached, by a check or a
   // request, is left out until a check finds it well: only that can bring back one that hangs and answers nothing.
   void NoteCheck(const http::Backend& backend, const std::string& why);

@@ -1,5 +1,5 @@
 // Would catch: a flag of the guide that is not understood; a URL that is skipped in silence and shifts all models by
-// one; an unfair turn; a dead backend that is asked again and again, or never again; a body whose model is misread.
+// one; an unfair turn; a dead backend that is asked again and again, or never again.
 #include "router/router.h"
 
 #include <gmock/gmock.h>
@@ -7,7 +7,6 @@
 
 #include <map>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "router/body.h"
@@ -107,37 +106,6 @@ TEST(RouterOptions, SayBothCountsIfTheyDiffer) {
   ASSERT_FALSE(options);
   EXPECT_THAT(options.error().what, HasSubstr("2 URLs in --static-backends, but 1 name in --static-models"));
   EXPECT_FALSE(Parse({"--static-backends", ",", "--static-models", ","}));
-}
-
-std::string ModelOf(std::string_view body) {
-  const auto found = FindModel(body);
-  const auto* model = std::get_if<std::string>(&found);
-  if (model != nullptr) return *model;
-  const BodyError& error = std::get<BodyError>(found);
-  return (error.is_json ? "no model: " : "no json: ") + error.message;
-}
-
-TEST(RouterBody, FindsTheModelWhereverItStands) {
-  EXPECT_EQ(ModelOf(R"({"model":"m"})"), "m");
-  EXPECT_EQ(
-      ModelOf(R"({"messages":[{"model":"inner","content":[{"model":1}]}],"x":{"model":"inner"},"model":"m\u00e9"})"),
-      "m\xc3\xa9");
-  EXPECT_EQ(ModelOf(R"({"model":"m", what comes behind is not read)"), "m");
-}
-
-TEST(RouterBody, SaysWhatIsWrongWithABody) {
-  EXPECT_THAT(ModelOf(""), HasSubstr("no json: "));
-  EXPECT_THAT(ModelOf("{\"a\":}"), HasSubstr("no json: the request's body is not valid JSON (at byte 6)"));
-  EXPECT_THAT(ModelOf("{\"a\":\"\xff\"}"), HasSubstr("no json: "));
-  EXPECT_THAT(ModelOf("[{\"model\":\"m\"}]"), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(ModelOf("\"model\""), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(ModelOf("null"), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(ModelOf("{}"), HasSubstr("no model: "));
-  for (const char* value : {"1", "null", "[\"m\"]", "{\"model\":\"m\"}", "true", "1.5"}) {
-    EXPECT_EQ(ModelOf(std::string("{\"model\":") + value + "}"), "no model: \"model\" must be a string");
-  }
-  EXPECT_THAT(ModelOf(std::string(1 << 20, '[')), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(ModelOf("{\"a\":" + std::string(1 << 20, '[')), HasSubstr("no json"));
 }
 
 TEST(RouterBody, MergesListsByIdAndKeepsAllFields) {

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "http/error.h"
+#include "openai/errors.h"
+#include "openai/format.h"
+#include "openai/parse.h"
 #include "router/body.h"
 
 namespace terrace::router {
@@ -56,16 +59,18 @@ Routes::Routes(Fleet& fleet, Metrics& metrics, const http::ProxyOptions& options
     : fleet_(fleet),
       metrics_(metrics),
       options_(options),
-      no_json_(MakeRefusal(400, "invalid_json")),
+      bad_body_(MakeRefusal(400, "invalid_body")),
+      coded_(MakeRefusal(415, "unsupported_encoding")),
       no_model_(MakeRefusal(400, "model_missing")),
       unknown_model_(MakeRefusal(404, "model_not_found")),
       no_path_(MakeRefusal(404, "not_found")),
       no_list_(MakeRefusal(503, "no_backend")) {}
 
-void Routes::Refuse(http::Responder& responder, Refusal& refusal, const std::string& message, std::string id) {
+void Routes::Refuse(http::Responder& responder, Refusal& refusal, openai::ApiError error, std::string id) {
   refusal.count.Add();
-  SendText(responder, refusal.status, kJson, http::ErrorBody(message, http::ErrorType(refusal.status), refusal.code),
-           std::move(id));
+  error.status = refusal.status;
+  error.type = http::ErrorType(refusal.status);
+  SendText(responder, refusal.status, kJson, openai::ErrorBody(error), std::move(id));
 }
 
 void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> responder) {
@@ -83,18 +88,31 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   if (get && request.path == "/metrics") {
     return SendText(*responder, 200, "text/plain; version=0.0.4", metrics_.Text(), std::move(id));
   }
-  Refuse(*responder, no_path_, "the router has no " + request.method + " " + request.path, std::move(id));
+  Refuse(*responder, no_path_,
+         {.message = "the router has no " + request.method + " " + openai::Echo(request.path), .code = no_path_.code},
+         std::move(id));
 }
 
 void Routes::Forward(http::Request request, std::shared_ptr<http::Responder> responder, std::string id) {
-  const auto model = FindModel(request.body);
-  if (const auto* error = std::get_if<BodyError>(&model)) {
-    return Refuse(*responder, error->is_json ? no_model_ : no_json_, error->message, std::move(id));
+  if (const std::string_view coding = request.BodyCoding(); !coding.empty()) {
+    return Refuse(*responder, coded_, openai::BodyIsCoded(coding), std::move(id));
   }
-  const std::string& name = std::get<std::string>(model);
+  const auto model = openai::FindModel(request.body);
+  if (const auto* error = std::get_if<openai::ApiError>(&model)) {
+    return Refuse(*responder, bad_body_, *error, std::move(id));
+  }
+  std::string_view name = std::get<std::string>(model);
+  if (name.empty()) name = fleet_.OnlyModel();
+  if (name.empty()) {
+    return Refuse(*responder, no_model_,
+                  {.message = "'model' is missing, and several are served here; GET /v1/models lists them",
+                   .param = "model",
+                   .code = no_model_.code},
+                  std::move(id));
+  }
   std::unique_ptr<http::Route> route = fleet_.RouteFor(name);
   if (!route) {
-    return Refuse(*responder, unknown_model_, "model \"" + name + "\" is not served here; GET /v1/models lists what is",
+    return Refuse(*responder, unknown_model_, openai::ModelNotFound(name, "GET /v1/models lists what is served here"),
                   std::move(id));
   }
   const http::Headers with_id = {{"X-Request-Id", std::move(id)}};
@@ -113,20 +131,22 @@ void Routes::SendModels(const http::Request& request, std::shared_ptr<http::Resp
   if (const auto key = request.Header("authorization"); !key.empty())
     question.headers.emplace_back("Authorization", key);
   http::Responder& of_client = *responder;
-  http::Fetch(
-      of_client, question, fleet_.answering(), {.timeout = kModelsTimeout},
-      [this, responder = std::move(responder), id = std::move(id)](std::vector<http::FetchResult> results) {
-        std::vector<std::string> lists;
-        for (const http::FetchResult& result : results) {
-          if (result.status == 200) lists.push_back(result.body);
-        }
-        if (!lists.empty()) return SendText(*responder, 200, kJson, MergeModelLists(lists), id);
-        if (const http::FetchResult* refusal = BestRefusal(results)) {
-          return SendText(*responder, refusal->status, refusal->content_type, refusal->body, id);
-        }
-        Refuse(*responder, no_list_,
-               "none of " + std::to_string(results.size()) + " backends answered; the first: " + results[0].body, id);
-      });
+  http::Fetch(of_client, question, fleet_.answering(), {.timeout = kModelsTimeout},
+              [this, responder = std::move(responder), id = std::move(id)](std::vector<http::FetchResult> results) {
+                std::vector<std::string> lists;
+                for (const http::FetchResult& result : results) {
+                  if (result.status == 200) lists.push_back(result.body);
+                }
+                if (!lists.empty()) return SendText(*responder, 200, kJson, MergeModelLists(lists), id);
+                if (const http::FetchResult* refusal = BestRefusal(results)) {
+                  return SendText(*responder, refusal->status, refusal->content_type, refusal->body, id);
+                }
+                Refuse(*responder, no_list_,
+                       {.message = "none of " + std::to_string(results.size()) +
+                                   " backends answered; the first: " + results[0].body,
+                        .code = no_list_.code},
+                       id);
+              });
 }
 
 }  // namespace terrace::router

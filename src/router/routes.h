@@ -6,6 +6,7 @@
 
 #include "http/proxy.h"
 #include "http/server.h"
+#include "openai/types.h"
 #include "router/fleet.h"
 #include "terrace/metrics.h"
 
@@ -28,12 +29,12 @@ class Routes {
     Counter& count;
   };
   Refusal MakeRefusal(int status, const char* code);
-  static void Refuse(http::Responder& responder, Refusal& refusal, const std::string& message, std::string id);
+  static void Refuse(http::Responder& responder, Refusal& refusal, openai::ApiError error, std::string id);
 
   Fleet& fleet_;
   Metrics& metrics_;
   const http::ProxyOptions options_;
-  Refusal no_json_, no_model_, unknown_model_, no_path_, no_list_;
+  Refusal bad_body_, coded_, no_model_, unknown_model_, no_path_, no_list_;
 };
 
 }  // namespace terrace::router

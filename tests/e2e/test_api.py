@@ -3,15 +3,20 @@ clean 4xx, a key that does not protect, a queue without a bound, a generation th
 output that a cached prefix changes.
 """
 
+import gzip
 import json
+import os
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import CHAT, COMPLETIONS, MODEL_NAME, Launcher, chat, document, prompt
 from terrace_stack import CHUNK, HOST, Server, call, open_stream, parse_metrics, wait_until
 
 CONTEXT = 1024
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = "The GNU General Public License is a free, copyleft license for"
 
 
@@ -90,7 +95,7 @@ def test_max_tokens_bounds_the_answer(server: Server):
 
 
 def test_the_answer_ends_where_the_context_ends(server: Server):
-    answer = server.complete(prompt([504] * 1000, 5000), COMPLETIONS)
+    answer = server.complete(prompt([504] * 1000, 24), COMPLETIONS)
     assert answer.prompt_tokens == 1000
     assert answer.usage["total_tokens"] <= CONTEXT
     assert answer.finish_reason in ("length", "stop")
@@ -191,7 +196,10 @@ def refused(server: Server, body, path: str = CHAT, method: str = "POST") -> tup
         (b"{", "JSON"),
         (b"", "JSON"),
         (b"[1]", "object"),
-        (b'{"messages": "\xff"}', "JSON"),
+        (b'{"messages": "\xff"}', "UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "messages[0].content"),
+        ('{"messages": [{"role": "user", "content": "caf\u00e9"}]}'.encode("latin-1"), "messages[0].content"),
+        (b'{"model": "m", "model": "m", "messages": []}', "twice"),
         ({"model": MODEL_NAME}, "messages"),
         ({"model": MODEL_NAME, "messages": "hello"}, "messages"),
         ({"model": MODEL_NAME, "messages": []}, "messages"),
@@ -209,6 +217,8 @@ def refused(server: Server, body, path: str = CHAT, method: str = "POST") -> tup
         (chat("x", stream="yes"), "stream"),
         (chat("x", cache_salt=7), "cache_salt"),
         (chat("x", n=2), "n"),
+        (chat("x", top_n_sigma=1), "top_n_sigma"),
+        (chat("x", max_tokns=1), "did you mean 'max_tokens'?"),
     ],
 )
 def test_a_bad_body_is_a_400_that_names_the_field(server: Server, body, named: str):
@@ -225,6 +235,63 @@ def test_an_unknown_model_is_a_404_that_names_it(server: Server, path: str):
     assert status == 404
     assert "gpt-9" in error["message"] and MODEL_NAME in error["message"]
     assert error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
+def test_no_model_means_the_one_that_is_served(server: Server, model: dict):
+    body = {key: value for key, value in chat("x", max_tokens=1).items() if key != "model"}
+    assert server.call("POST", CHAT, {**body, **model}).json()["model"] == MODEL_NAME
+
+
+def test_a_model_name_of_a_megabyte_is_not_sent_back(server: Server):
+    reply = server.call("POST", CHAT, {**chat("x"), "model": "m" * 1000000})
+    assert reply.status == 404
+    assert len(reply.body) < 1000
+
+
+def test_a_coded_body_is_a_415(server: Server):
+    coded = gzip.compress(json.dumps(chat("x", max_tokens=1)).encode())
+    reply = server.call("POST", CHAT, coded, headers={"Content-Encoding": "gzip"})
+    assert reply.status == 415
+    assert "gzip" in reply.json()["error"]["message"]
+    plain = json.dumps(chat("x", max_tokens=1)).encode()
+    assert server.call("POST", CHAT, plain, headers={"Content-Encoding": "identity"}).status == 200
+
+
+def test_prompt_and_answer_that_exceed_the_context_are_a_400(server: Server):
+    status, error = refused(server, prompt(SHORT, CONTEXT), COMPLETIONS)
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "max_tokens")
+    room = CONTEXT - server.complete(prompt(SHORT, 1), COMPLETIONS).usage["prompt_tokens"]
+    assert f"at most {room}," in error["message"]
+    assert refused(server, prompt(SHORT, room + 1), COMPLETIONS)[0] == 400
+
+
+def test_every_field_of_llama_server_is_known(server: Server):
+    """None is passed over: nonsense in it is refused, unless the table says that no answer depends on it."""
+    source = Path(os.environ["LLAMA_DIR"]) / "source/tools/server"
+    schema = (source / "server-schema.cpp").read_text()
+    names = set(re.findall(r'(?:field_\w+\(|add_alias\()"([\w.]+)"', schema)) - {"include_usage"}
+    chat_body = (source / "server-common.cpp").read_text()
+    chat_body = chat_body[chat_body.index("oaicompat_chat_params_parse") :]
+    names |= set(re.findall(r'(?:json_value\(body, |body\.(?:at|contains)\()"(\w+)"', chat_body))
+    names -= {"messages", "content", "role", "type"}
+    assert len(names) > 80, "the sources of llama.cpp's server look different; teach this test to read them"
+    idle = known_without_effect()
+    for name in sorted(names):
+        reply = server.call("POST", CHAT, {**chat("x", max_tokens=1), name: [{"nonsense": [7]}]})
+        if name in idle:
+            assert reply.status == 200, name
+        else:
+            error = reply.json()["error"]
+            assert (reply.status, error["param"]) == (400, name), name
+            assert error["code"] != "unknown_parameter", name
+
+
+def known_without_effect() -> set[str]:
+    page = (ROOT / "docs/reference/api.md").read_text()
+    part = page[page.index("**Taken with any value**") : page.index("**Refused** with a 400")]
+    lines = [line.split(" | ")[0] for line in part.splitlines()]
+    return set(re.findall(r"`([\w.]+)`", "\n".join(lines)))
 
 
 def test_a_prompt_longer_than_the_context_is_a_400_with_both_numbers(server: Server):

@@ -418,8 +418,8 @@ def test_models_are_the_union_of_what_the_backends_say(fakes, route):
         (b"{not json", 400, "invalid_json", "JSON"),
         (b"", 400, "invalid_json", "JSON"),
         (b"[]", 400, "invalid_json", "object"),
-        (b'{"messages":[]}', 400, "model_missing", "model"),
-        (b'{"model":7}', 400, "model_missing", "string"),
+        (b'{"model":7}', 400, None, "string"),
+        (b'{"model":"m","model":"n"}', 400, None, "twice"),
         (b'{"model":"nobodys"}', 404, "model_not_found", "/v1/models"),
     ],
 )
@@ -433,6 +433,21 @@ def test_bad_requests_are_refused_in_openais_shape(fakes, route, payload, status
     assert words in error["message"]
     if status == 404:
         assert "nobodys" in error["message"]
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"model":null}', b'{"model":""}'])
+def test_no_model_means_the_only_one_and_is_refused_among_several(fakes, route, body):
+    fake = fakes(named("a"))
+    assert route((fake.url, "m")).call("POST", CHAT, body).status == 200
+    reply = route((fake.url, "m"), (fake.url, "n")).call("POST", CHAT, body)
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "model_missing")
+
+
+def test_a_coded_body_is_a_415(fakes, route):
+    fake = fakes(named("a"))
+    reply = route((fake.url, "m")).call("POST", CHAT, b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+    assert (reply.status, reply.json()["error"]["code"]) == (415, "unsupported_encoding")
     assert fake.calls == []
 
 
