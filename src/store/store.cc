@@ -180,6 +180,10 @@ class StoreImpl final : public Store {
 // Longest wait for what other nodes have: a request that is not queued waits as long before it computes.
 constexpr std::chrono::milliseconds kAskMax{1000};
 
+// Chunks of one chain that are offered to a lower tier at once: a million tokens in chunks of 256. Parents come from
+// headers that anybody may have written, and a longer chain is no prompt's.
+constexpr size_t kOfferMax = 4096;
+
 class JobImpl final : public LoadJob, public std::enable_shared_from_this<JobImpl> {
  public:
   JobImpl(StoreImpl& store, const Digest& space, std::span<const Digest> keys, uint64_t payload_bytes,
@@ -651,7 +655,7 @@ void StoreImpl::OfferBelow(Lower& lower, RamLease lease) {
   std::unordered_set<Digest, DigestHash> parents;  // A header from outside may call its own chunk its ancestor.
   for (;;) {
     const FrameInfo& last = chain.back().info;
-    if (last.parent == last.space || lower.write_behind->Has(last.parent)) break;
+    if (last.parent == last.space || chain.size() >= kOfferMax || lower.write_behind->Has(last.parent)) break;
     uint8_t present = 0;
     lower.tier->Contains(std::span(&last.parent, 1), std::span(&present, 1));
     if (present) break;

@@ -392,6 +392,26 @@ TEST_F(StoreTest, AChunkThatCallsItselfItsParentIsServedAndNotOfferedToATierThat
   EXPECT_EQ(lower[0]->size(), 1u);
 }
 
+// Nor may any number of them keep RAM.
+TEST_F(StoreTest, ChunksThatAreEachOthersParentsPinNoRam) {
+  Open(8 << 20, 2);
+  const Chain circles(1, 300);  // Several times what RAM holds.
+  for (size_t i = 0; i < circles.keys.size(); ++i) {
+    FrameInfo info = circles.Info(i);
+    info.parent = circles.keys[i ^ 1];
+    lower[1]->Put(info, circles.Bytes(i));
+  }
+  for (size_t i = 0; i < circles.keys.size(); ++i) {
+    const auto job = store->Load(circles.space, std::span(circles.keys).subspan(i, 1), kChunkBytes, Soon());
+    const LoadJob::Item item = job->Wait(0, Soon());
+    ASSERT_EQ(item.outcome, Outcome::kHit) << i << " " << ReasonName(item.reason);
+  }
+  const Chain next(2, 40);
+  SaveAll(next);
+  EXPECT_EQ(lower[0]->size(), 40u);
+  ExpectHits(next, 0);
+}
+
 TEST_F(StoreTest, CloseWritesWhatWasCommitted) {
   Open();
   const Chain chain(1, 20);

@@ -1,5 +1,6 @@
 #include "store/write_behind.h"
 
+#include <unordered_set>
 #include <utility>
 
 #include "base/log.h"
@@ -205,11 +206,18 @@ void WriteBehind::CutBacklog(std::vector<Entry>& gone) {
     doomed.insert(doomed.end(), tree.rbegin(), tree.rbegin() + static_cast<ptrdiff_t>(quarter));
   }
   // A chunk comes after its children, so each is a leaf in its turn.
+  std::unordered_set<Digest, DigestHash> parents;
   for (const Digest& key : doomed) {
     const auto it = entries_.find(key);
-    std::erase(entries_.at(it->second.item.info.parent).children, key);
+    parents.insert(it->second.item.info.parent);
     Take(it, gone);
     CountDrop(Reason::kFull);
+  }
+  // Once for each parent: one may have very many children.
+  for (const Digest& key : parents) {
+    const auto parent = entries_.find(key);
+    if (parent == entries_.end()) continue;
+    std::erase_if(parent->second.children, [&](const Digest& child) { return !entries_.contains(child); });
   }
 }
 

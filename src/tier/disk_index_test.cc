@@ -179,6 +179,22 @@ TEST(DiskIndex, AFrameThatIsItsOwnParentIsALeaf) {
   EXPECT_EQ(Evict(index), Key(1));
 }
 
+TEST(DiskIndex, FramesThatAreEachOthersParentsAreEvicted) {
+  DiskIndex index(3 * kBytes);
+  Put(index, Info(1, Key(2)), 1);
+  Put(index, Info(2, Key(1)), 2);
+  Put(index, Info(3), 3);
+  ASSERT_TRUE(Evict(index));
+  ASSERT_TRUE(Evict(index));
+  EXPECT_TRUE(index.Contains(Key(3))) << "used last";
+  ASSERT_TRUE(index.AddListed(Key(4), kBytes, 4));  // As at a start.
+  ASSERT_TRUE(index.AddListed(Key(5), kBytes, 4));
+  index.SetInfo(Key(4), Info(4, Key(5)));
+  index.SetInfo(Key(5), Info(5, Key(4)));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Evict(index)) << i;
+  EXPECT_EQ(index.bytes(), 0u);
+}
+
 TEST(DiskIndex, AFileHearsOfAUseOnceAnHour) {
   DiskIndex index(100 * kBytes);
   const int64_t hour = std::chrono::nanoseconds(DiskIndex::kStampEvery).count();

@@ -1,6 +1,7 @@
 #include "tier/leaf_order.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/assert.h"
 
@@ -12,8 +13,11 @@ void LeafOrder::Add(const Digest& key, const Digest& parent, int64_t used_ns) {
   node.here = true;
   node.parent = parent;
   node.used_ns = used_ns;
+  if (node.dependent > 0 && parent != key) suspects_.push_back(key);
   Requeue(key, node);
   if (parent != key) Hold(parent);
+  // As many looks as chunks were added since the last time.
+  if (suspects_.size() > nodes_.size()) BreakCircles();
 }
 
 void LeafOrder::Use(const Digest& key, int64_t used_ns) {
@@ -51,7 +55,27 @@ void LeafOrder::Release(const Digest& key, int64_t used_ns) {
   }
 }
 
-std::optional<LeafOrder::Next> LeafOrder::Oldest() const {
+// From each suspect to its first ancestor, but not over ground that an earlier walk of this time has covered. A walk
+// that meets its own way has found a circle.
+void LeafOrder::BreakCircles() {
+  const uint64_t first = walks_ + 1;
+  for (const Digest& suspect : std::exchange(suspects_, {})) {
+    const uint64_t walk = ++walks_;
+    for (Digest key = suspect;;) {
+      const auto it = nodes_.find(key);
+      if (it == nodes_.end() || !it->second.here) break;
+      Node& node = it->second;
+      const bool met = node.walk == walk;
+      if (met && node.parent != key) Release(std::exchange(node.parent, key));
+      if (met || node.walk >= first || node.parent == key) break;
+      node.walk = walk;
+      key = node.parent;
+    }
+  }
+}
+
+std::optional<LeafOrder::Next> LeafOrder::Oldest() {
+  BreakCircles();
   if (leaves_.empty()) return std::nullopt;
   return Next{.key = leaves_.begin()->second, .used_ns = leaves_.begin()->first};
 }

@@ -5,6 +5,10 @@
 // Leaf first: a chunk is offered only while no child of it is here and nobody holds it, since without it its children
 // could never be hits. A use of a chunk is a use of all before it: what becomes a leaf takes over the time of its last
 // child.
+//
+// Parents come from headers that anybody may have written, and may form a circle: then none of it would ever be a leaf.
+// A circle is broken before something is offered: one of it is held to be nobody's child. That costs no more than a few
+// looks for each chunk that was added, whoever chose the parents.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +17,7 @@
 #include <set>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "terrace/key.h"
 
@@ -36,7 +41,7 @@ class LeafOrder {
     int64_t used_ns = 0;
   };
   // Nothing if there is none.
-  std::optional<Next> Oldest() const;
+  std::optional<Next> Oldest();
 
  private:
   struct Node {
@@ -44,13 +49,18 @@ class LeafOrder {
     bool queued = false;     // In leaves_, under used_ns.
     uint32_t dependent = 0;  // Children here, and holds.
     int64_t used_ns = 0;
-    Digest parent;
+    uint64_t walk = 0;  // The last walk of BreakCircles that came by.
+    Digest parent;      // The chunk itself: none.
   };
+  void BreakCircles();
   void Requeue(const Digest& key, Node& node);  // In leaves_ if and only if it may go.
   void SetUsed(const Digest& key, Node& node, int64_t used_ns);
 
   std::unordered_map<Digest, Node, DigestHash> nodes_;
   std::set<std::pair<int64_t, Digest>> leaves_;  // Unused longest first.
+  // Added when something called them its parent already, since the last BreakCircles: what closes a circle is such.
+  std::vector<Digest> suspects_;
+  uint64_t walks_ = 0;
 };
 
 }  // namespace terrace

@@ -126,12 +126,20 @@ std::optional<RamLease> RamTier::Commit(RamSlot slot, std::shared_ptr<const Segm
       return LeaseOn(it->second);
     }
   }
-  // A header that came from outside may say anything: a chunk that is its own parent would never be a leaf.
-  if (entry->info.parent != key) {
-    ++child_counts_[entry->info.parent];
-    if (const std::shared_ptr<Entry> parent = Find(entry->info.parent)) UnqueueLeaf(*parent);
+  // A header that came from outside may say anything: a chunk that is its own parent would never be a leaf, nor would
+  // any of several that are each other's.
+  entry->parent = entry->info.parent;
+  if (entry->parent != key) {
+    ++child_counts_[entry->parent];
+    if (const std::shared_ptr<Entry> parent = Find(entry->parent)) UnqueueLeaf(*parent);
   }
-  if (!child_counts_.contains(key)) QueueLeaf(*entry, entry->last_use.load(std::memory_order_relaxed));
+  if (!child_counts_.contains(key)) {
+    QueueLeaf(*entry, entry->last_use.load(std::memory_order_relaxed));
+  } else if (entry->parent != key) {
+    suspects_.push_back(key);
+    // As many looks as chunks were committed since the last time.
+    if (suspects_.size() > child_counts_.size()) BreakCircles();
+  }
   return LeaseOn(entry);
 }
 
@@ -149,6 +157,7 @@ std::optional<RamLease> RamTier::Acquire(const Digest& key) {
 // it is a leaf, and when its last child goes, it takes over the child's stamp.
 
 bool RamTier::EvictOne() {
+  BreakCircles();
   const size_t leaves = leaves_.size();
   // In the first half of the tries stamps are renewed; in the second they are taken as they are, so that others who use
   // entries all the time cannot keep us from finding one that is free.
@@ -193,16 +202,36 @@ void RamTier::UnqueueLeaf(Entry& entry) {
 
 void RamTier::Unlink(Entry& entry) {
   UnqueueLeaf(entry);
-  if (entry.info.parent == entry.info.key) return;
-  const auto siblings = child_counts_.find(entry.info.parent);
+  if (entry.parent != entry.info.key) ChildLeft(entry.parent, entry.last_use.load(std::memory_order_relaxed));
+}
+
+void RamTier::ChildLeft(const Digest& key, uint64_t last_use) {
+  const auto siblings = child_counts_.find(key);
   const bool last = --siblings->second == 0;
   if (last) child_counts_.erase(siblings);
-  const std::shared_ptr<Entry> parent = Find(entry.info.parent);
+  const std::shared_ptr<Entry> parent = Find(key);
   if (!parent) return;
-  const uint64_t inherited =
-      std::max(parent->last_use.load(std::memory_order_relaxed), entry.last_use.load(std::memory_order_relaxed));
+  const uint64_t inherited = std::max(parent->last_use.load(std::memory_order_relaxed), last_use);
   parent->last_use.store(inherited, std::memory_order_relaxed);
   if (last) QueueLeaf(*parent, inherited);
+}
+
+// From each suspect to its first ancestor here, but not over ground that an earlier walk of this time has covered. A
+// walk that meets its own way has found a circle, and where it does, a chunk is nobody's child from now on.
+void RamTier::BreakCircles() {
+  const uint64_t first = walks_ + 1;
+  for (const Digest& suspect : std::exchange(suspects_, {})) {
+    const uint64_t walk = ++walks_;
+    for (Digest key = suspect;;) {
+      const std::shared_ptr<Entry> entry = Find(key);
+      if (!entry) break;
+      const bool met = entry->walk == walk;
+      if (met && entry->parent != key) ChildLeft(std::exchange(entry->parent, key), 0);
+      if (met || entry->walk >= first || entry->parent == key) break;
+      entry->walk = walk;
+      key = entry->parent;
+    }
+  }
 }
 
 void RamTier::RemoveDamaged(const std::shared_ptr<Entry>& entry) {
@@ -419,6 +448,7 @@ CloseReport RamTier::Close(TimePoint deadline) {
   closed_ = true;
   leaves_.clear();
   child_counts_.clear();
+  suspects_.clear();
   for (size_t s = 0; s < shard_count_; ++s) {
     std::unordered_map<Digest, std::shared_ptr<Entry>, DigestHash> forgotten;
     std::lock_guard shard_lock(shards_[s].mutex);

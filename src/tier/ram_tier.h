@@ -118,6 +118,8 @@ class RamTier final : public Tier {
     std::shared_ptr<const SegmentHashes> hashes;
     std::atomic<uint64_t> last_use{0};  // Relaxed: an approximate order; publishes nothing.
     uint64_t queued_as = 0;             // Guarded by order_mutex_. Its stamp in leaves_; 0: not in it.
+    Digest parent;                      // Guarded by order_mutex_. Whose child it counts as; itself: nobody's.
+    uint64_t walk = 0;                  // Guarded by order_mutex_. The last walk of BreakCircles that came by.
   };
   struct alignas(64) Shard {
     mutable std::mutex mutex;
@@ -145,6 +147,8 @@ class RamTier final : public Tier {
   void QueueLeaf(Entry& entry, uint64_t stamp);
   void UnqueueLeaf(Entry& entry);
   void Unlink(Entry& entry);  // It has left the index.
+  void ChildLeft(const Digest& parent, uint64_t last_use);
+  void BreakCircles();
 
   const std::shared_ptr<RamArena> arena_;
   const TierInfo info_;
@@ -157,7 +161,11 @@ class RamTier final : public Tier {
   std::mutex order_mutex_;
   std::set<std::pair<uint64_t, Entry*>> leaves_;                   // Guarded by order_mutex_. Unused longest first.
   std::unordered_map<Digest, uint32_t, DigestHash> child_counts_;  // Guarded by order_mutex_. By parent, here or not.
-  bool closed_ = false;                                            // Guarded by order_mutex_.
+  // Guarded by order_mutex_. Committed when a child of theirs was here already: what closes a circle of parents is
+  // such.
+  std::vector<Digest> suspects_;
+  uint64_t walks_ = 0;   // Guarded by order_mutex_.
+  bool closed_ = false;  // Guarded by order_mutex_.
 
   std::mutex scrub_mutex_;
   std::optional<Digest> scrubbed_;  // Guarded by scrub_mutex_. The last one; none: begin at the start.

@@ -168,6 +168,30 @@ TEST(RamTier, AChunkThatSaysItIsItsOwnParentLeavesLikeAnyOther) {
   EXPECT_FALSE(Has(*tier, Id(1)));
 }
 
+TEST(RamTier, ChunksThatAreEachOthersParentsLeaveLikeOthers) {
+  for (const uint64_t size : {2, 3, 6}) {
+    auto tier = Open(8 * kMiB);
+    for (uint64_t n = 0; n < size; ++n) ASSERT_TRUE(Put(*tier, Info(Id(10 + n), Id(10 + (n + 1) % size), kMiB)));
+    ASSERT_TRUE(Put(*tier, Info(Id(20), Id(10), kMiB)));  // A child beside the circle.
+    ASSERT_TRUE(Put(*tier, Info(Id(30), Id(0), kMiB)));
+    Result<RamSlot> room = tier->Reserve(Info(Id(40), Id(0), 7 * kMiB));
+    ASSERT_TRUE(room) << size << ": " << room.error().what;
+    EXPECT_TRUE(Has(*tier, Id(30))) << "used last";
+  }
+}
+
+TEST(RamTier, AChunkOfACircleThatIsLentStaysAndHoldsNoOther) {
+  auto tier = Open(4 * kMiB);
+  ASSERT_TRUE(Put(*tier, Info(Id(1), Id(2), kMiB)));
+  ASSERT_TRUE(Put(*tier, Info(Id(2), Id(3), kMiB)));
+  ASSERT_TRUE(Put(*tier, Info(Id(3), Id(1), kMiB)));
+  std::optional<RamLease> pin = tier->Acquire(Id(2));
+  EXPECT_FALSE(tier->Reserve(Info(Id(9), Id(0), 4 * kMiB)));
+  EXPECT_TRUE(HoldsPayload(*pin));
+  pin.reset();
+  EXPECT_TRUE(tier->Reserve(Info(Id(9), Id(0), 4 * kMiB)));
+}
+
 TEST(RamTier, ANewChildDoesNotTakeItsParentsPlace) {
   auto tier = Open(2 * kMiB);
   ASSERT_TRUE(Put(*tier, Info(Id(1), Id(0), kMiB)));
