@@ -3,7 +3,7 @@
 // so; a dead node whose claim or lease keeps the others from writing or collecting for ever; a collector that lists
 // directories; a server's clock that was wrong for a while and keeps a lease or a frame for ever; nodes that keep each
 // other from room; frames that vanish under a reader and are no clean miss; a chunk that two nodes write at once and
-// nobody in the end.
+// nobody in the end; frames made by somebody so that nothing can be collected, and files that no frame names.
 //
 // Most tests run on one thread and a manual clock, which also stamps the files. D11 runs real processes.
 #include <fcntl.h>
@@ -248,6 +248,57 @@ class SharedFsBoundsTest : public testing::Test {
   StepExecutor executor_{clock_};
   uint64_t most_ = 0;  // That was ever on the share.
 };
+
+// ---- Frames and files that are in the way
+
+TEST_F(SharedFsBoundsTest, FramesThatAreEachOthersParentsGoLikeOthers) {
+  constexpr uint64_t kCap = 64 * kFile;
+  auto node = Open(Bounded(kCap));
+  for (uint64_t n = 0; n < 48; ++n) {
+    TestFrame frame = MakeFrame("circle", n);
+    frame.info.parent = Key("circle", n % 3 == 2 ? n - 2 : n + 1);
+    MustSave(*node, frame);
+  }
+  executor_.Advance(minutes(1));
+  for (uint64_t n = 0; n < 50; ++n) MustSave(*node, MakeFrame("talk", n));
+  EXPECT_EQ(Prefix("talk", 50), 50u);
+  EXPECT_LE(most_, kCap);
+}
+
+TEST_F(SharedFsBoundsTest, WhatCanNotBeRemovedStopsNoCollection) {
+  auto node = Open(Bounded(64 * kFile));
+  const TestFrame stuck = MakeFrame("stuck", 0);
+  MustSave(*node, stuck);
+  const std::string path = FramePath(directory_, stuck.info.key);
+  fs::remove(path);
+  fs::create_directories(path + "/in the way");
+  executor_.Advance(minutes(1));
+  for (uint64_t n = 0; n < 100; ++n) MustSave(*node, MakeFrame("talk " + std::to_string(n), 0));
+  EXPECT_GT(node->evicted("size"), 30u);
+}
+
+TEST_F(SharedFsBoundsTest, WhatClientsLeftOpenCountsAndGoesAfterAWhile) {
+  constexpr uint64_t kCap = 64 * kFile;
+  SharedFsOptions options = Bounded(kCap);
+  options.scan_interval = minutes(1);
+  options.stale_age = minutes(10);
+  auto node = Open(options);
+  std::vector<std::string> left;
+  for (int n = 0; n < 32; ++n) {  // As the kernel names them, in directories of frames.
+    const std::string directory = fs::path(FramePath(directory_, Key("left", static_cast<uint64_t>(n)))).parent_path();
+    fs::create_directories(directory);
+    left.push_back(directory + (n % 2 == 0 ? "/.nfs00000000000" : "/.fuse_hidden0000") + std::to_string(1000 + n));
+    std::ofstream(left.back()) << std::string(kFile, 'x');
+  }
+  executor_.Advance(minutes(2));  // The next scan.
+  for (uint64_t n = 0; n < 100; ++n) MustSave(*node, MakeFrame("talk " + std::to_string(n), 0));
+  EXPECT_LE(BytesThere(directory_), kCap);
+  for (const std::string& path : left) EXPECT_TRUE(fs::exists(path)) << "somebody may read it";
+  executor_.Advance(minutes(12));
+  for (const std::string& path : left) EXPECT_FALSE(fs::exists(path)) << path;
+  for (uint64_t n = 0; n < 60; ++n) MustSave(*node, MakeFrame("later " + std::to_string(n), 0));
+  EXPECT_GT(BytesThere(directory_), kCap * 3 / 4) << "and its room is free again";
+}
 
 // ---- Size
 

@@ -1,6 +1,7 @@
 #include "tier/shared_fs_collector.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -24,6 +25,9 @@ constexpr std::chrono::milliseconds kTtlEveryMin{1'000};
 
 // Our idea of the server's time, and of when we wrote a frame, is a little off.
 constexpr int64_t kStampsDifferNs = 10'000'000'000;
+
+// Frames that a collection passes by because they can't be removed. More are no peculiarity of theirs.
+constexpr size_t kStuckMax = 16;
 
 constexpr const char* kWhy[] = {"size", "free_space", "ttl"};
 
@@ -102,7 +106,7 @@ bool SharedFsCollector::Tick(int64_t now_ns, uint64_t claimed_bytes) {
 void SharedFsCollector::Plan(Why why, uint64_t bytes, int64_t used_before_ns) {
   why_ = why;
   begun_ = clock_.Now();
-  evicted_frames_ = evicted_bytes_ = 0;
+  evicted_frames_ = evicted_bytes_ = stuck_ = 0;
   needed_.clear();
   LeafOrder order;
   for (size_t i = 0; i < kFanOut; ++i) {
@@ -126,8 +130,7 @@ bool SharedFsCollector::Step(const std::function<void(const Digest&)>& evicted) 
     victims_.pop_back();
     const Result<bool> gone = Evict(victim);
     if (!gone) {
-      log::Warn("shared_fs_evict_failed", {{"error", gone.error().what}});
-      victims_.clear();  // The next tick decides anew.
+      Stuck(victim, gone.error());
     } else if (*gone) {
       evicted(victim.key);
     }
@@ -135,6 +138,21 @@ bool SharedFsCollector::Step(const std::function<void(const Digest&)>& evicted) 
   if (!HoldsLease()) victims_.clear();
   if (victims_.empty()) Finish();
   return !victims_.empty();
+}
+
+// One that can't be removed does not stop the others: it has its next turn after them.
+void SharedFsCollector::Stuck(const Victim& victim, const Error& error) {
+  if (stuck_++ == 0) log::Warn("shared_fs_evict_failed", {{"error", error.what}});
+  if (!IsTheNamesOwn(error.os_error) || stuck_ > kStuckMax) return victims_.clear();  // The next tick decides anew.
+  const auto entry = index_.Find(victim.key);
+  if (!entry) return;
+  const bool is_file = error.os_error == EPERM || error.os_error == EACCES || error.os_error == EBUSY;
+  if (!is_file) {
+    index_.Erase(victim.key);  // A scan sets aside what stands there.
+    return;
+  }
+  index_.Use(victim.key, NowNs());
+  needed_.insert(entry->parent);
 }
 
 // False: it stays.
@@ -151,7 +169,7 @@ Result<bool> SharedFsCollector::Evict(const Victim& victim) {
   const auto written_ns = dir_.WrittenNs(victim.key);
   if (!written_ns) return tl::unexpected(written_ns.error());
   // A time to come is of a clock that was ahead, and says nothing.
-  const int64_t now_ns = tick_ns_ + std::chrono::nanoseconds(clock_.Now() - ticked_at_).count();
+  const int64_t now_ns = NowNs();
   if (*written_ns && **written_ns > victim.used_ns + kStampsDifferNs && **written_ns < now_ns + kStampsDifferNs) {
     index_.Use(victim.key, **written_ns);
     needed_.insert(entry->parent);

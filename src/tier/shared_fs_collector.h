@@ -74,6 +74,8 @@ class SharedFsCollector {
   // Frames to go until `bytes` are free, or all that were not used since `used_before_ns`.
   void Plan(Why why, uint64_t bytes, int64_t used_before_ns);
   uint64_t BytesOver(uint64_t claimed_bytes);
+  int64_t NowNs() const { return tick_ns_ + std::chrono::nanoseconds(clock_.Now() - ticked_at_).count(); }
+  void Stuck(const Victim& victim, const Error& error);
   Result<bool> Evict(const Victim& victim);
   void Finish();
 
@@ -87,6 +89,7 @@ class SharedFsCollector {
   int64_t tick_ns_ = 0;                            // The file server's time then.
   std::vector<Victim> victims_;                    // The next one last.
   std::unordered_set<Digest, DigestHash> needed_;  // Parents of victims that stay after all.
+  size_t stuck_ = 0;                               // Victims of this collection that could not be removed.
   Why why_ = kSize;
   uint64_t evicted_frames_ = 0, evicted_bytes_ = 0;  // In this collection.
   TimePoint begun_;

@@ -63,8 +63,8 @@ bool MayBeTheFilesOwn(int os_error) {
          os_error == EUCLEAN;
 }
 
-// Errors of one name that can't be removed, while others can.
-bool IsTheNamesOwn(int os_error) { return os_error == EPERM || os_error == EACCES || os_error == EISDIR; }
+// What clients of NFS and FUSE call a file that is removed while it is open.
+bool IsLeftOpen(std::string_view name) { return name.starts_with(".nfs") || name.starts_with(".fuse_hidden"); }
 
 // `seen`: the file is there.
 FrameProof NotKnown(Error error, const FileStat* seen = nullptr) {
@@ -154,6 +154,11 @@ class PayloadRead {
 };
 
 }  // namespace
+
+bool IsTheNamesOwn(int os_error) {
+  return os_error == EPERM || os_error == EACCES || os_error == EISDIR || os_error == ENOTDIR || os_error == ELOOP ||
+         os_error == EBUSY;
+}
 
 SharedFsDir::SharedFsDir(Options options, FileIo& io, const Clock& clock, Metrics& metrics)
     : options_(std::move(options)), io_(io), clock_(clock), metrics_(metrics) {}
@@ -575,7 +580,7 @@ Result<std::vector<size_t>> SharedFsDir::ListFanOut() {
   return found;
 }
 
-Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out) {
+Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out, std::vector<std::string>* left_open) {
   auto names = io_.List(FanOutPath(fan_out));
   if (!names && names.error().os_error == ENOENT) {
     // An NFS client remembers for a while that a directory was not there, too. A listing of the one above cures it.
@@ -585,12 +590,26 @@ Result<std::vector<Digest>> SharedFsDir::ListFrames(size_t fan_out) {
   if (!names) return tl::unexpected(names.error());
   std::vector<Digest> found;
   for (const std::string_view name : *names) {
+    if (left_open && IsLeftOpen(name)) left_open->push_back(FanOutPath(fan_out) + "/" + std::string(name));
     if (!name.ends_with(kFrameSuffix)) continue;
     const auto key = Digest::FromHex(name.substr(0, name.size() - kFrameSuffix.size()));
     if (key && FanOutOf(*key) == fan_out) found.push_back(*key);
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+Result<uint64_t> SharedFsDir::LeftOpenBytes(const std::string& path, bool remove) {
+  const Result<void> removed = remove ? io_.Unlink(path) : Result<void>{};
+  if (!removed && removed.error().os_error != ENOENT) {
+    log::Warn("shared_fs_clean_failed", {{"error", removed.error().what}});
+  } else if (remove) {
+    return 0;
+  }
+  const auto stat = io_.StatName(path);
+  if (!stat && stat.error().os_error == ENOENT) return 0;
+  if (!stat) return tl::unexpected(stat.error());
+  return stat->bytes;
 }
 
 Result<int64_t> SharedFsDir::ServerNow() {
@@ -616,7 +635,7 @@ Result<void> SharedFsDir::RemoveOlder(const std::string& directory, std::string_
   if (!names) return tl::unexpected(names.error());
   Result<void> result;
   for (const std::string& name : *names) {
-    if (!name.ends_with(suffix)) continue;
+    if (!name.ends_with(suffix) && !IsLeftOpen(name)) continue;
     const std::string path = directory + "/" + name;
     const auto stat = io_.Stat(path);
     // A server that is away would take its time for each.

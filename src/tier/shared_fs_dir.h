@@ -49,6 +49,9 @@ struct FrameProof {
   std::optional<Error> error;
 };
 
+// Errors of one name that can't be removed, while others can: a directory in the place of a file, rules of its own.
+bool IsTheNamesOwn(int os_error);
+
 class SharedFsDir {
  public:
   struct Options {
@@ -110,11 +113,16 @@ class SharedFsDir {
 
   // The directories of frames/ that exist, and the keys in one, both sorted.
   Result<std::vector<size_t>> ListFanOut();
-  Result<std::vector<Digest>> ListFrames(size_t fan_out);
+  // To `left_open`, if given, come the paths of what file system clients have kept under names of their own: a file
+  // that was removed while it was open, and stays when its client dies.
+  Result<std::vector<Digest>> ListFrames(size_t fan_out, std::vector<std::string>* left_open = nullptr);
+  // Bytes of such a file, 0 if it is gone. Removes it if told to.
+  Result<uint64_t> LeftOpenBytes(const std::string& path, bool remove);
 
   // The file server's clock, which stamps all files: the time of a file just made. Ours may differ by any amount.
   Result<int64_t> ServerNow();
-  // Removes temporaries and journals that nobody wrote to for `age`, by the file server's clock: what dead nodes left.
+  // Removes temporaries and journals, and what was left open of them, that nobody wrote to for `age`, by the file
+  // server's clock: what dead nodes left.
   Result<void> RemoveStale(std::chrono::seconds age);
   // Another node is writing the frame of this key, or died at it. One listing.
   bool OthersWrite(const Digest& key);

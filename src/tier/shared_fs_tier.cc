@@ -69,6 +69,9 @@ constexpr std::chrono::milliseconds kPollPressed{100};
 constexpr uint64_t kSpareShare = 8;
 constexpr uint64_t kSpareMax = 256ull << 20;
 
+// More than any share has, and few enough that the sum of claims is right.
+constexpr uint64_t kClaimMost = 1ull << 50;
+
 // A claim that nobody needs any more is given back.
 constexpr std::chrono::seconds kClaimIdle{1};
 
@@ -98,6 +101,9 @@ constexpr size_t kUnreadableMax = 4096;
 
 // So many frames, and no other, that can't be read each for itself: it is not each for itself.
 constexpr size_t kUnreadableRow = 16;
+
+// Files left open that are known one by one, 8 MiB of them. Beyond, each scan sees them for the first time.
+constexpr size_t kLeftOpenMax = 65536;
 
 constexpr int64_t kTimeUnknown = std::numeric_limits<int64_t>::min();
 
@@ -183,6 +189,7 @@ class SharedFsTier final : public Tier {
   bool ScanFrame(const Digest& key);  // False: the server did not answer.
   void ResolveDoubts(size_t fan_out, const std::vector<Digest>& keys);
   void EndScan();
+  void LookAtLeftOpen(const std::string& path);
   void LookAtOne();
   void CountWhatTheDeadLeft();
   // With a bound, `claim` goes with it; without one, what is granted now.
@@ -197,7 +204,7 @@ class SharedFsTier final : public Tier {
   void NoticeTheDead();
   bool IsAlive(std::string_view node) const;
   uint64_t OthersClaim() const;
-  uint64_t Claimed() const { return OthersClaim() + claim_ + left_bytes_; }
+  uint64_t Claimed() const { return OthersClaim() + claim_ + left_bytes_ + left_open_bytes_; }
   uint64_t NeededRoom() const;
   uint64_t RoomForUs();
   void PostCollect();
@@ -246,7 +253,11 @@ class SharedFsTier final : public Tier {
     TimePoint begun;
     std::vector<size_t> directories;  // Not yet listed.
     std::vector<Digest> frames;       // Of the last one listed, not yet proven.
-    std::set<std::string> dead;       // Nodes that were dead when it began: it finds what they left.
+    // Of the last one listed, not yet looked at: files that clients of the file system keep for who has them open.
+    std::vector<std::string> left_open;
+    std::map<std::string, TimePoint> left_open_since;  // Those looked at that are there, and when we saw them first.
+    uint64_t left_open_bytes = 0;                      // Of them.
+    std::set<std::string> dead;                        // Nodes that were dead when it began: it finds what they left.
   } scan_;
   // Said to be removed, and not yet looked for, by directory. As many as a poll reads records.
   std::map<size_t, std::vector<Digest>> doubted_;
@@ -257,9 +268,11 @@ class SharedFsTier final : public Tier {
   bool collect_posted_ = false;
   std::set<std::string> dead_;  // Nodes that died with a claim. It holds until a scan has found what they left.
   uint64_t left_bytes_ = 0;     // Temporaries of the dead, when last looked.
-  uint64_t claim_ = 0;          // What our journal says.
-  TimePoint appended_at_;       // When the last append that succeeded began.
-  TimePoint time_at_;           // When to ask for the server's time again.
+  std::map<std::string, TimePoint> left_open_since_;  // By the last scan.
+  uint64_t left_open_bytes_ = 0;                      // By the last scan.
+  uint64_t claim_ = 0;                                // What our journal says.
+  TimePoint appended_at_;                             // When the last append that succeeded began.
+  TimePoint time_at_;                                 // When to ask for the server's time again.
   bool scan_posted_ = false;
   TimePoint scan_at_, clean_at_, look_at_;
   size_t looked_at_ = 0;             // Its directory.
@@ -768,7 +781,8 @@ void SharedFsTier::EnterVolume(const std::string& id) {
   server_offset_ns_.store(kTimeUnknown, std::memory_order_relaxed);
   time_at_ = {};
   dead_.clear();
-  left_bytes_ = 0;
+  left_bytes_ = left_open_bytes_ = 0;
+  left_open_since_.clear();
   claim_ = 0;
   room_.Grant(0, TimePoint{}, {});
   std::lock_guard lock(journal_mutex_);
@@ -839,6 +853,11 @@ void SharedFsTier::ScanStep() {
   }
   if (!doubted_.empty()) return PostScanStep();
   if (!scan_.running) return;
+  for (size_t i = 0; i < kScanStepFrames && !scan_.left_open.empty(); ++i) {
+    LookAtLeftOpen(scan_.left_open.back());
+    scan_.left_open.pop_back();
+  }
+  if (!scan_.left_open.empty()) return PostScanStep();
   if (scan_.frames.empty() && !ScanNextDirectory()) return;
   for (size_t i = 0; i < kScanStepFrames && !scan_.frames.empty(); ++i) {
     ScanFrame(scan_.frames.back());
@@ -878,7 +897,7 @@ bool SharedFsTier::ScanNextDirectory() {
   // What is known is taken before the listing, so a frame that comes between the two is not held to be gone.
   std::vector<Digest> known = index_.Keys(fan_out);
   std::sort(known.begin(), known.end());
-  auto listed = dir_.ListFrames(fan_out);
+  auto listed = dir_.ListFrames(fan_out, &scan_.left_open);
   if (!listed && !CheckDirectory()) {
     scan_ = {};
     return false;
@@ -914,6 +933,17 @@ bool SharedFsTier::ScanFrame(const Digest& key) {
     SetAside(key, proof);
   }  // Else it could not be read: a later scan sees.
   return proof.reason != Reason::kUnavailable || proof.unreadable;
+}
+
+// It may be read still, for as long as a load takes. What was there for long belongs to a client that died with it.
+void SharedFsTier::LookAtLeftOpen(const std::string& path) {
+  const TimePoint now = deps_.clock.Now();
+  const auto before = left_open_since_.find(path);
+  const TimePoint since = before == left_open_since_.end() ? now : before->second;
+  const Result<uint64_t> bytes = dir_.LeftOpenBytes(path, now - since >= options_.stale_age);
+  if (!bytes || *bytes == 0) return;
+  scan_.left_open_bytes += *bytes;
+  if (scan_.left_open_since.size() < kLeftOpenMax) scan_.left_open_since.emplace(path, since);
 }
 
 // A known frame, of another directory each time. If it is gone, and by the next look nobody has said so, others may be
@@ -1051,6 +1081,8 @@ void SharedFsTier::EndScan() {
     if (heard && !IsAlive(node)) reader_.Forget(node);
     dead_.erase(node);
   }
+  left_open_since_ = std::move(scan_.left_open_since);
+  left_open_bytes_ = scan_.left_open_bytes;
   scan_ = {};
   CountWhatTheDeadLeft();
 }
@@ -1063,7 +1095,7 @@ void SharedFsTier::CountWhatTheDeadLeft() {
 
 uint64_t SharedFsTier::OthersClaim() const {
   uint64_t bytes = 0;
-  for (const auto& [node, peer] : reader_.peers()) bytes += peer.claimed_bytes;
+  for (const auto& [node, peer] : reader_.peers()) bytes += std::min(peer.claimed_bytes, kClaimMost);
   return bytes;
 }
 
@@ -1075,7 +1107,7 @@ uint64_t SharedFsTier::NeededRoom() const {
 // What we may have under way, by all bounds, as far as we know.
 uint64_t SharedFsTier::RoomForUs() {
   const auto less = [](uint64_t all, uint64_t taken) { return all - std::min(all, taken); };
-  const uint64_t others = OthersClaim() + left_bytes_;
+  const uint64_t others = OthersClaim() + left_bytes_ + left_open_bytes_;
   uint64_t room = std::numeric_limits<uint64_t>::max();
   if (bounds_.bytes_max > 0) room = less(bounds_.frame_bytes_max(), index_.bytes() + others);
   if (bounds_.free_bytes_min > 0) {
