@@ -54,17 +54,6 @@ std::optional<int64_t> ParseHttpDate(const std::string& text) {
   return timegm(&utc);
 }
 
-// A redirect may lead to another host of the same service, never out of it.
-bool SameService(const std::string& ours, const std::string& other) {
-  const auto domain = [](const std::string& host) {
-    const std::string name = host.substr(0, host.find(':'));
-    const size_t last = name.rfind('.');
-    const size_t before = last == std::string::npos || last == 0 ? std::string::npos : name.rfind('.', last - 1);
-    return before == std::string::npos ? name : name.substr(before + 1);
-  };
-  return domain(ours) == domain(other);
-}
-
 class Client final : public ObjectStore, private MultipartHost {
  public:
   Client(const ClientOptions& options, const Clock& clock, Metrics& metrics)
@@ -160,7 +149,8 @@ class Client final : public ObjectStore, private MultipartHost {
       call->query.emplace_back("start-after", request.start_after);
     }
     const bool is_virtual = options_.endpoint.style == Style::kVirtual;
-    call->done = [is_virtual, done = std::move(done)](const Failure& failure, const HttpResponse& response) {
+    call->done = [is_virtual, prefix = request.prefix, done = std::move(done)](const Failure& failure,
+                                                                               const HttpResponse& response) {
       if (failure) {
         Failure named = failure;
         if (failure.trouble == Trouble::kNotFound) named.trouble = Trouble::kNoBucket;
@@ -169,6 +159,12 @@ class Client final : public ObjectStore, private MultipartHost {
       Result<ListPage> page = ParseListPage(response.text);
       if (page) {
         page->now = ParseHttpDate(response.Header("date")).value_or(0);
+        // What was not asked for is nobody's business here: callers remove what a list shows.
+        std::erase_if(page->objects, [&](const ListPage::Object& object) { return !object.key.starts_with(prefix); });
+        for (ListPage::Object& object : page->objects) {
+          if (page->now != 0)
+            object.modified = std::min(object.modified, page->now);  // No object is of a time to come.
+        }
         return done({}, *page);
       }
       const bool lists_buckets = is_virtual && IsListOfBuckets(response.text);
@@ -205,6 +201,7 @@ class Client final : public ObjectStore, private MultipartHost {
 
   CallId Submit(const CallPtr& call) override {
     call->id = NextId();
+    if (call->deadline == TimePoint::max()) call->deadline = clock_.Now() + options_.put_timeout;
     calls_.emplace(call->id, call);
     if (stopping_) {
       http_.Post([this, call] { Finish(call, {.trouble = Trouble::kCancelled}, {}); });
@@ -414,7 +411,12 @@ class Client final : public ObjectStore, private MultipartHost {
     }
     const uint64_t offset = call->begin + call->received;
     call->received += piece.size();
-    return call->sink(call->info, offset, piece);
+    return call->received <= Expected(*call) && call->sink(call->info, offset, piece);
+  }
+
+  // Bytes of the body, by the head of the answer.
+  static uint64_t Expected(const Call& call) {
+    return call.end == 0 ? call.info.bytes : std::min(call.end, call.info.bytes) - call.begin;
   }
 
   // The head of an answer with a body. False: it is not the answer to this request.
@@ -422,8 +424,8 @@ class Client final : public ObjectStore, private MultipartHost {
     call.info = {.etag = head.Header("etag"),
                  .modified = ParseHttpDate(head.Header("last-modified")).value_or(0),
                  .now = ParseHttpDate(head.Header("date")).value_or(0)};
-    // Objects are written as octet streams: XML is an error that came with 200.
-    call.is_document = head.Header("content-type").find("xml") != std::string::npos;
+    // XML without an ETag is an error that came with 200. With one it is an object, whatever type its writer gave it.
+    call.is_document = call.info.etag.empty() && head.Header("content-type").find("xml") != std::string::npos;
     if (call.is_document) return true;
     if (head.status == 206) {
       ContentRange range;
@@ -450,11 +452,22 @@ class Client final : public ObjectStore, private MultipartHost {
         return {};
       return {.trouble = Trouble::kCut, .status = response.status, .message = "an answer without its body"};
     }
-    const uint64_t expected = call.end == 0 ? call.info.bytes : std::min(call.end, call.info.bytes) - call.begin;
-    if (call.received == expected) return {};
+    if (call.received == Expected(call)) return {};
     return {.trouble = Trouble::kCut,
             .status = response.status,
-            .message = "a body of " + std::to_string(call.received) + " bytes, not " + std::to_string(expected)};
+            .message = "a body of " + std::to_string(call.received) + " bytes, not " + std::to_string(Expected(call))};
+  }
+
+  // Why the client or the sink wanted no more of an answer.
+  static Failure WhyStopped(const Call& call, const HttpResponse& response, const Failure& failure) {
+    if (call.is_document) {
+      return {.trouble = Trouble::kNoS3, .status = response.status, .message = "XML instead of the object"};
+    }
+    if (call.received == 0) {
+      return {
+          .trouble = Trouble::kNoS3, .status = response.status, .message = "another range or length than asked for"};
+    }
+    return call.received > Expected(call) ? Judge(call, response) : failure;
   }
 
   void Answered(const CallPtr& call, int slot, const HttpResponse& response) {
@@ -472,11 +485,7 @@ class Client final : public ObjectStore, private MultipartHost {
     answered_ = answered_ || response.status != 0;
     Failure failure = FailureOf(response, options_.endpoint.scheme);
     if (failure.trouble == Trouble::kStopped && call->sink) {
-      // By the sink, or by Begin, which has nothing to do with the sink.
-      if (call->received == 0 && !call->is_document) {
-        failure = {
-            .trouble = Trouble::kNoS3, .status = response.status, .message = "another range or length than asked for"};
-      }
+      failure = WhyStopped(*call, response, failure);
     } else if (!failure && call->sink) {
       failure = Judge(*call, response);
     }
@@ -552,24 +561,14 @@ class Client final : public ObjectStore, private MultipartHost {
     return true;
   }
 
-  // True if there is another place to ask.
+  // True if there is another place to ask. The server says a region; which host that is we know ourselves, so that no
+  // answer sends KV and session tokens to a host of its choice.
   bool Follow(const Failure& failure) {
-    bool moved = false;
-    if (!failure.region.empty() && failure.region != region_) {
-      region_ = failure.region;
-      moved = true;
-    }
-    std::string host = failure.endpoint;
-    const std::string label = options_.endpoint.bucket + ".";
-    if (!host.empty() && host.starts_with(label) != (options_.endpoint.style == Style::kVirtual)) {
-      host = host.starts_with(label) ? host.substr(label.size()) : label + host;
-    }
-    if (!host.empty() && host != host_ && SameService(host_, host)) {
-      host_ = host;
-      moved = true;
-    }
-    if (moved) log::Warn("s3_other_region", {{"region", region_}, {"host", host_}});
-    return moved;
+    if (failure.region.empty() || failure.region == region_) return false;
+    region_ = failure.region;
+    host_ = InRegion(options_.endpoint, region_).HostHeader();
+    log::Warn("s3_other_region", {{"region", region_}, {"host", host_}});
+    return true;
   }
 
   void Finish(CallPtr call, const Failure& failure, const HttpResponse& response) {

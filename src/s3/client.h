@@ -4,7 +4,7 @@
 //   A call is tried `attempts_max` times at most, with a jittered and growing pause, while its deadline allows; only
 //   what is transient is tried again. Refused credentials are looked for again once. The number of calls at once halves
 //   when the server asks for less and grows back one by one. A 200 with an error document is a failure; so is a body
-//   with another length than said.
+//   with another length than said, of which no more than that is taken. A call that brings no deadline gets one.
 //
 // Bodies go out unsigned (UNSIGNED-PAYLOAD) unless asked: signing costs 0.5 s of a core a GB, and a frame proves
 // itself. They are sent as they are: no aws-chunked, no trailing checksums.

@@ -92,7 +92,45 @@ std::optional<Authority> ParseAuthority(std::string_view text) {
   return authority;
 }
 
+// "us-east-1", "us-gov-west-1": two letters, words of letters, a number. Not "website-us-east-1", which is a service.
+bool IsAmazonRegion(std::string_view text) {
+  const size_t first = text.find('-');
+  const size_t last = text.rfind('-');
+  const auto all = [](std::string_view part, char from, char to) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), [=](char c) { return c >= from && c <= to; });
+  };
+  if (first != 2 || last == first || last + 3 < text.size()) return false;
+  if (!all(text.substr(0, 2), 'a', 'z') || !all(text.substr(last + 1), '0', '9')) return false;
+  for (std::string_view words = text.substr(3, last - 3);;) {
+    const size_t end = std::min(words.find('-'), words.size());
+    if (!all(words.substr(0, end), 'a', 'z')) return false;
+    if (end == words.size()) return true;
+    words.remove_prefix(end + 1);
+  }
+}
+
 }  // namespace
+
+bool IsRegionName(std::string_view text) {
+  return !text.empty() && text.size() <= 64 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return IsAlphaNumeric(c) || c == '-' || c == '_'; });
+}
+
+Endpoint InRegion(Endpoint endpoint, std::string_view region) {
+  if (!IsAmazonRegion(region)) return endpoint;
+  const std::string host = endpoint.host;
+  for (const std::string_view domain : {".amazonaws.com", ".amazonaws.com.cn"}) {
+    if (!host.ends_with(domain)) continue;
+    const std::string_view name = std::string_view(host).substr(0, host.size() - domain.size());
+    if (name == "s3") endpoint.host = "s3." + std::string(region) + std::string(domain);
+    for (const std::string_view service : {"s3.", "s3-", "s3.dualstack.", "s3-fips.", "s3-fips.dualstack."}) {
+      if (!name.starts_with(service) || !IsAmazonRegion(name.substr(service.size()))) continue;
+      // s3-REGION is an old way to write s3.REGION, which newer regions do not have.
+      endpoint.host = std::string(service == "s3-" ? "s3." : service) + std::string(region) + std::string(domain);
+    }
+  }
+  return endpoint;
+}
 
 std::string UriEncode(std::string_view text, bool encode_slash) {
   static constexpr char kHex[] = "0123456789ABCDEF";

@@ -54,6 +54,13 @@ struct Endpoint {
 // does the case of scheme and host. `addressing` decides where it is not kAuto. Errors say what to write instead.
 Result<Endpoint> ParseEndpoint(const EndpointOptions& options);
 
+// Whether `text` may be the name of a region: letters, digits, hyphens and underscores, 64 at most.
+bool IsRegionName(std::string_view text);
+
+// The endpoint of the same service in another region. Amazon's hosts have their region in the name, which changes;
+// every other host stays as the operator wrote it, since what a server says of hosts is not to be trusted with KV.
+Endpoint InRegion(Endpoint endpoint, std::string_view region);
+
 // Every byte but A-Z a-z 0-9 - . _ ~ as %XX; slashes stay unless `encode_slash`.
 std::string UriEncode(std::string_view text, bool encode_slash);
 

@@ -195,5 +195,31 @@ TEST(Endpoint, KeysOfAnyByteAreEncodedOnce) {
   EXPECT_EQ(back, all);
 }
 
+TEST(Endpoint, AmazonsHostsFollowTheRegion) {
+  const auto in = [](const std::string& host, const std::string& region) {
+    return InRegion(Parse({.endpoint = "https://" + host, .bucket = "b"}), region).host;
+  };
+  EXPECT_EQ(in("s3.us-east-1.amazonaws.com", "eu-west-1"), "s3.eu-west-1.amazonaws.com");
+  EXPECT_EQ(in("s3.amazonaws.com", "us-gov-west-1"), "s3.us-gov-west-1.amazonaws.com");
+  EXPECT_EQ(in("s3-us-west-2.amazonaws.com", "ap-southeast-5"), "s3.ap-southeast-5.amazonaws.com");
+  EXPECT_EQ(in("s3.dualstack.us-east-1.amazonaws.com", "eu-west-1"), "s3.dualstack.eu-west-1.amazonaws.com");
+  EXPECT_EQ(in("s3-fips.us-east-1.amazonaws.com", "us-west-2"), "s3-fips.us-west-2.amazonaws.com");
+  EXPECT_EQ(in("s3.cn-north-1.amazonaws.com.cn", "cn-northwest-1"), "s3.cn-northwest-1.amazonaws.com.cn");
+}
+
+TEST(Endpoint, EveryOtherHostStaysAsItWasWritten) {
+  for (const char* host : {"h", "127.0.0.1", "s3.example", "s3.us-east-1.wasabisys.com", "evil.amazonaws.com",
+                           "compute.amazonaws.com", "s3-website-us-east-1.amazonaws.com",
+                           "b.vpce-1.s3.us-east-1.vpce.amazonaws.com", "s3.amazonaws.com.evil.com"}) {
+    const Endpoint endpoint = Parse({.endpoint = "https://" + std::string(host) + ":9000", .bucket = "b"});
+    EXPECT_EQ(InRegion(endpoint, "eu-west-1"), endpoint) << host;
+  }
+  const Endpoint amazon = Parse({.endpoint = "https://s3.us-east-1.amazonaws.com", .bucket = "b"});
+  for (const char* region : {"", "mars", "website-us-east-1", "us-east-1.evil.com/", "us-east-1@evil", "us--1", "us-1",
+                             "US-EAST-1", "us-east-100", "x.us-east-1", "us-east-1:80", "vpce"}) {
+    EXPECT_EQ(InRegion(amazon, region), amazon) << region;
+  }
+}
+
 }  // namespace
 }  // namespace terrace::s3

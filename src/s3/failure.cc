@@ -72,9 +72,7 @@ Trouble OfCode(const std::string& code) {
 Trouble OfStatus(int status) {
   switch (status) {
     case 301:
-    case 302:
-    case 307:
-    case 308: return Trouble::kOtherRegion;
+    case 307: return Trouble::kOtherRegion;
     case 401: return Trouble::kWrongKey;
     case 403: return Trouble::kDenied;
     case 404: return Trouble::kNotFound;
@@ -115,10 +113,32 @@ Trouble OfNetwork(HttpFailure failure, std::string_view scheme) {
   return Trouble::kNoS3;
 }
 
-// host[:port] of a Location or Endpoint.
-std::string HostOf(std::string_view url) {
-  if (const size_t at = url.find("://"); at != std::string_view::npos) url.remove_prefix(at + 3);
-  return std::string(url.substr(0, url.find_first_of("/?")));
+// A document that comes with a 2xx may be the bytes of an object, chosen by whoever wrote that. It says at most that
+// this one call failed. Where the bucket is, whether the key holds, what time it is: that an answer says by its status.
+bool MayComeWithSuccess(Trouble trouble) {
+  switch (trouble) {
+    case Trouble::kNotFound:
+    case Trouble::kNoRange:
+    case Trouble::kExists:
+    case Trouble::kConflict:
+    case Trouble::kSlowDown:
+    case Trouble::kServer:
+    case Trouble::kTimeout:
+    case Trouble::kFull: return true;
+    default: return false;
+  }
+}
+
+// The statuses with which S3 says that a bucket is elsewhere: two redirects, and 400 for a signature of another region.
+bool IsElsewhere(int status) { return status == 301 || status == 307 || status == 400; }
+
+// What the document's code means together with the status that it came with.
+Trouble OfDocument(const std::string& code, int status) {
+  const Trouble by_status = OfStatus(status);
+  Trouble named = OfCode(code);
+  if (named == Trouble::kOtherRegion && !IsElsewhere(status)) named = Trouble::kNone;
+  if (by_status == Trouble::kNone) return MayComeWithSuccess(named) ? named : Trouble::kServer;
+  return named == Trouble::kNone ? by_status : named;
 }
 
 }  // namespace
@@ -176,24 +196,19 @@ Failure FailureOf(const HttpResponse& response, std::string_view scheme) {
   failure.trouble = OfStatus(response.status);
   const std::optional<ErrorDocument> document = ParseErrorDocument(response.text);
   if (!failure && !document) return failure;
-  failure.region = response.Header("x-amz-bucket-region");
-  failure.date = response.Header("date");
+  failure.date = OneLine(response.Header("date"));
   if (document) {
     failure.code = OneLine(document->code);
     failure.message = OneLine(document->message);
-    if (!document->region.empty()) failure.region = document->region;
-    failure.endpoint = HostOf(document->endpoint);
-    if (const Trouble named = OfCode(document->code); named != Trouble::kNone) {
-      failure.trouble = named;
-    } else if (!failure) {
-      failure.trouble = Trouble::kServer;  // 200 with an error that we don't know.
-    }
+    failure.trouble = OfDocument(document->code, response.status);
   } else if (response.status == 400 && response.text.find("HTTPS") != std::string::npos) {
     failure.trouble = Trouble::kTlsServer;  // "Client sent an HTTP request to an HTTPS server."
     failure.message = OneLine(response.text);
   }
-  if (failure.trouble == Trouble::kOtherRegion && failure.endpoint.empty()) {
-    failure.endpoint = HostOf(response.Header("location"));
+  if (failure.trouble == Trouble::kOtherRegion) {
+    const std::string& header = response.Header("x-amz-bucket-region");
+    const std::string& said = document && !document->region.empty() ? document->region : header;
+    if (IsRegionName(said)) failure.region = said;
   }
   return failure;
 }
@@ -208,6 +223,11 @@ bool IsTransient(Trouble trouble) {
     case Trouble::kServer: return true;
     default: return false;
   }
+}
+
+bool MayBeTheObjectsOwn(Trouble trouble) {
+  return trouble == Trouble::kDenied || trouble == Trouble::kRefused || trouble == Trouble::kNotImplemented ||
+         trouble == Trouble::kNoS3;
 }
 
 bool IsRefusal(const Failure& failure) {
@@ -246,7 +266,8 @@ std::string Remedy(const Failure& failure, const Endpoint& endpoint) {
     case Trouble::kClockSkew: return "set this host's clock (chrony, ntp): the server says it is " + failure.date;
     case Trouble::kNoBucket: return "create bucket " + endpoint.bucket + ", or correct --s3-bucket";
     case Trouble::kOtherRegion:
-      return failure.region.empty() ? "the bucket is in another region: correct --s3-region"
+      return failure.region.empty() ? "the bucket is in another region or on another host: correct --s3-region or the "
+                                      "endpoint"
                                     : "the bucket is in another region: --s3-region " + failure.region;
     case Trouble::kNeedsPathStyle: return "this server knows no virtual-hosted buckets: --s3-addressing path";
     case Trouble::kFull: return "free space, or raise the bucket's quota";

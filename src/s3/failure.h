@@ -48,22 +48,25 @@ const char* TroubleName(Trouble trouble);  // "wrong_ca", ...: a metric's label,
 
 struct Failure {
   Trouble trouble = Trouble::kNone;
-  int status = 0;        // Of HTTP; 0: there was no answer.
-  std::string code;      // The server's word, "SlowDown".
-  std::string message;   // The server's or the network's words. Never a secret.
-  std::string region;    // With kOtherRegion, if the server said.
-  std::string endpoint;  // With kOtherRegion: host[:port] to ask instead, if the server said.
-  std::string date;      // With kClockSkew: the server's time.
+  int status = 0;       // Of HTTP; 0: there was no answer.
+  std::string code;     // The server's word, "SlowDown".
+  std::string message;  // The server's or the network's words. Never a secret.
+  std::string region;   // With kOtherRegion, if the server said; a region's name in its form.
+  std::string date;     // With kClockSkew: the server's time.
 
   explicit operator bool() const { return trouble != Trouble::kNone; }
   std::string Describe() const;  // "403 AccessDenied: no rights on this prefix".
 };
 
-// Of an answer. The body of a 2xx that is an error document makes it a failure, too.
+// Of an answer. The body of a 2xx that is an error document makes it a failure, too, but only of this one call: it
+// can't say that the bucket is elsewhere, that the key is refused or that the clock is wrong.
 Failure FailureOf(const HttpResponse& response, std::string_view scheme);
 
 // Worth another try of the same request.
 bool IsTransient(Trouble trouble);
+// The server may refuse this one object and no other: one in an archive, under a lock or a rule of its own, as whoever
+// writes to the bucket can make it.
+bool MayBeTheObjectsOwn(Trouble trouble);
 // The server did not take the credentials: they may have been replaced.
 bool IsRefusal(const Failure& failure);
 

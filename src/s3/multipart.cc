@@ -12,6 +12,9 @@
 namespace terrace::s3 {
 namespace {
 
+// Of old uploads, in one call of AbortOld: as many as a page of them has.
+constexpr size_t kAbortsMax = 1000;
+
 // Part i of `body`: the pieces of the spans that fall into it.
 std::vector<std::span<const std::byte>> Slice(const std::vector<std::span<const std::byte>>& body, uint64_t begin,
                                               uint64_t end) {
@@ -135,8 +138,7 @@ void Multiparts::Fail(const UploadPtr& upload, const Failure& failure) {
   upload->ended = true;
   for (const ObjectStore::CallId id : std::set(upload->calls)) host_.CancelCall(id);
   const CallPtr abort = NewCall(upload, "abort_multipart", "DELETE");
-  // Its own time: what failed may have been late.
-  abort->deadline = TimePoint::max();
+  abort->deadline = TimePoint::max();  // Its own time, which the client gives: what failed may have been late.
   abort->done = [this, upload, failure](const Failure& left, const HttpResponse&) {
     if (left && left.trouble != Trouble::kNotFound && left.trouble != Trouble::kCancelled) {
       log::Warn("s3_upload_left", {{"key", upload->request.key}, {"why", left.Describe()}});
@@ -174,7 +176,7 @@ void Multiparts::AbortOld(const std::string& prefix, std::chrono::seconds age,
   list->operation = "list_multipart";
   list->kind = CallClass::kWrite;
   list->query = {{"uploads", ""}, {"prefix", prefix}};
-  list->done = [this, age, done = std::move(done)](const Failure& failure, const HttpResponse& response) {
+  list->done = [this, prefix, age, done = std::move(done)](const Failure& failure, const HttpResponse& response) {
     if (failure) return done(failure, 0);
     const Result<UploadPage> page = ParseUploadPage(response.text);
     const std::string& date = response.Header("date");
@@ -193,7 +195,9 @@ void Multiparts::AbortOld(const std::string& prefix, std::chrono::seconds age,
       if (--progress->left == 0) done({}, progress->aborted);
     };
     for (const UploadPage::Upload& old : page->uploads) {
-      if (old.initiated >= before) continue;
+      // Some servers show the uploads of the whole bucket, which are not ours to abort.
+      if (old.initiated >= before || !old.key.starts_with(prefix)) continue;
+      if (progress->left > kAbortsMax) break;  // The others at the next call.
       auto abort = std::make_shared<Call>();
       abort->operation = "abort_multipart";
       abort->kind = CallClass::kWrite;

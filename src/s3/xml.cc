@@ -1,5 +1,6 @@
 #include "s3/xml.h"
 
+#include <algorithm>
 #include <charconv>
 #include <ctime>
 #include <pugixml.hpp>
@@ -7,6 +8,9 @@
 
 namespace terrace::s3 {
 namespace {
+
+// More than any server allows of one object, and few enough that sums of them are right.
+constexpr uint64_t kObjectBytesMax = 1ull << 50;
 
 // Names in these documents have a default namespace and no prefix, so pugixml's plain names are theirs.
 struct Document {
@@ -41,8 +45,7 @@ std::optional<ErrorDocument> ParseErrorDocument(std::string_view text) {
   if (std::string_view(error.name()) != "Error") return std::nullopt;
   return ErrorDocument{.code = error.child_value("Code"),
                        .message = error.child_value("Message"),
-                       .region = error.child_value("Region"),
-                       .endpoint = error.child_value("Endpoint")};
+                       .region = error.child_value("Region")};
 }
 
 Result<ListPage> ParseListPage(std::string_view text) {
@@ -54,6 +57,7 @@ Result<ListPage> ParseListPage(std::string_view text) {
     if (object.key.empty() || !ParseNumber(std::string_view(node.child_value("Size")), object.bytes)) {
       return NotA("list of objects with keys and sizes", document);
     }
+    object.bytes = std::min(object.bytes, kObjectBytesMax);
     object.modified = ParseIsoTime(node.child_value("LastModified")).value_or(0);
     page.objects.push_back(std::move(object));
   }
@@ -79,8 +83,11 @@ Result<UploadPage> ParseUploadPage(std::string_view text) {
   UploadPage page;
   for (const pugi::xml_node node : document.root().children("Upload")) {
     const std::optional<int64_t> initiated = ParseIsoTime(node.child_value("Initiated"));
-    if (!initiated) continue;  // Of unknown age: left alone.
-    page.uploads.push_back({node.child_value("Key"), node.child_value("UploadId"), *initiated});
+    UploadPage::Upload upload{.key = node.child_value("Key"), .id = node.child_value("UploadId")};
+    // Of unknown age: left alone. Without an id: an abort would be a removal of the object.
+    if (!initiated || upload.key.empty() || upload.id.empty()) continue;
+    upload.initiated = *initiated;
+    page.uploads.push_back(std::move(upload));
   }
   return page;
 }

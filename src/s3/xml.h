@@ -15,10 +15,9 @@ namespace terrace::s3 {
 
 // <Error>, of S3 (the root) or STS (<ErrorResponse><Error>).
 struct ErrorDocument {
-  std::string code;      // "SlowDown".
-  std::string message;   // For people.
-  std::string region;    // With AuthorizationHeaderMalformed and redirects.
-  std::string endpoint;  // With PermanentRedirect.
+  std::string code;     // "SlowDown".
+  std::string message;  // For people.
+  std::string region;   // With AuthorizationHeaderMalformed and redirects.
 };
 // Nothing if it is none: then an answer was no error.
 std::optional<ErrorDocument> ParseErrorDocument(std::string_view text);

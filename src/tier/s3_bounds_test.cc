@@ -1,6 +1,7 @@
 // What could go wrong: a bucket that grows without end, or is emptied; parents removed before their children; frames
 // removed that some node uses, because no other heard of it; two collectors where one suffices, or none because the one
-// that had the lease is dead; a bound that waits for a server that can't do conditional writes.
+// that had the lease is dead; a bound that waits for a server that can't do conditional writes; objects made by
+// somebody so that nothing can be collected.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -265,11 +266,11 @@ TEST_F(S3BoundsTest, WhatIsNoFrameCountsAndGoesInItsTurn) {
   EXPECT_FALSE(server_.Object(Name(2)));
 }
 
-TEST_F(S3BoundsTest, WhatCanNotBeReadOrRemovedNowIsTriedAgain) {
+TEST_F(S3BoundsTest, WhatCanNotBeReadNowIsTriedAgain) {
   std::atomic<bool> broken{true};
   server_.SetHook([&](const Request& request, Answer& answer) {
     const bool header = request.method == "GET" && request.key.starts_with("kv/frames/");
-    if (broken && (header || request.method == "DELETE")) answer = S3FaultServer::Error(403, "AccessDenied");
+    if (broken && header) answer = S3FaultServer::Error(500, "InternalError");
   });
   PutChain(1, 20);
   options_.bounds.bytes_max = 16 * kFrame;
@@ -278,6 +279,57 @@ TEST_F(S3BoundsTest, WhatCanNotBeReadOrRemovedNowIsTriedAgain) {
   EXPECT_EQ(Evicted("size"), 0u) << "whose child it is, nobody knows";
   broken = false;
   EXPECT_TRUE(Await([&] { return Left(1) == 15; }));
+}
+
+TEST_F(S3BoundsTest, ParentsInACircleGoLikeOthers) {
+  for (uint64_t n = 1000; n < 1010; ++n) {
+    FrameInfo info = Info(n, kPayload);
+    info.parent = Key(n ^ 1);
+    server_.PutObject(Name(n), ObjectBytes(info, Payload(n, kPayload)));
+  }
+  server_.Advance(hours(1));
+  PutChain(3, 16);
+  options_.bounds.bytes_max = 16 * kFrame;
+  const std::unique_ptr<Tier> tier = Open();
+  EXPECT_TRUE(Await([&] { return Evicted("size") == 11; }));
+  EXPECT_EQ(Left(3), 15u);
+  for (uint64_t n = 1000; n < 1010; ++n) EXPECT_FALSE(server_.Object(Name(n))) << n;
+}
+
+TEST_F(S3BoundsTest, WhatTheServerWillNotGiveGoesInItsTurn) {
+  server_.SetHook([](const Request& request, Answer& answer) {  // As of an archive.
+    if (request.method == "GET" && request.key == Name(1)) answer = S3FaultServer::Error(403, "InvalidObjectState");
+  });
+  server_.PutObject(Name(1), ObjectBytes(1, kPayload));
+  server_.Advance(hours(1));
+  PutChain(3, 16);
+  options_.bounds.bytes_max = 16 * kFrame;
+  const std::unique_ptr<Tier> tier = Open();
+  EXPECT_TRUE(Await([&] { return !server_.Object(Name(1)); }));
+  EXPECT_TRUE(Await([&] { return Left(3) == 15; }));
+}
+
+TEST_F(S3BoundsTest, WhatCanNotBeRemovedStopsNoCollection) {
+  server_.PutObject(Name(1), ObjectBytes(1, kPayload));
+  server_.Lock(Name(1));
+  server_.Advance(hours(1));
+  PutChain(3, 16);
+  options_.bounds.bytes_max = 16 * kFrame;
+  const std::unique_ptr<Tier> tier = Open();
+  EXPECT_TRUE(Await([&] { return Left(3) <= 14; }));
+}
+
+TEST_F(S3BoundsTest, WantsAndTellsOfStrangersAreBounded) {
+  server_.PutObject("kv/frames/wanted-99999999999999", "\n");  // More than the bound: no reason to make room.
+  for (int i = 0; i < 20; ++i) server_.PutObject("kv/uses/stranger-" + std::to_string(i), std::string(1000, 'x'));
+  PutChain(1, 14);
+  options_.bounds.bytes_max = 16 * kFrame;
+  const std::unique_ptr<Tier> tier = Open();
+  ASSERT_TRUE(AwaitListings(5));
+  EXPECT_EQ(Left(1), 14u);
+  EXPECT_FALSE(server_.Object("kv/frames/wanted-99999999999999"));
+  PutChain(2, 10);
+  EXPECT_TRUE(Await([&] { return Left(1) + Left(2) == 15; }));
 }
 
 }  // namespace

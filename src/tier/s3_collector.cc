@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "s3/list_all.h"
 #include "tier/leaf_order.h"
 
 namespace terrace {
@@ -23,13 +24,17 @@ using std::chrono::seconds;
 constexpr uint64_t kSlackShare = 16;
 constexpr uint64_t kSlackMax = 4ull << 30;
 constexpr size_t kStepCalls = 16;
-constexpr size_t kListPage = 1000;
 
 // A tell costs a write, and a read by each node that comes to hold the lease. Without a ttl what is older than some
 // hours hardly decides who is unused longest; with one, a use matters until it is over.
 constexpr size_t kTellKeysMax = 65536;  // 2 MiB.
 constexpr milliseconds kTellEvery{300'000};
 constexpr seconds kTellsKept{6 * 3600};
+// Read for one collection: 16384 tells are the uses that 200 nodes have told in 6 hours. Of more, some are not looked
+// at.
+constexpr size_t kTellsReadMax = 16384;
+constexpr uint64_t kTellBytesReadMax = 256ull << 20;
+constexpr size_t kTellsKnownMax = 1 << 16;  // Beyond, all are forgotten, and read again.
 constexpr int kTellsOfTtl = 64;
 constexpr milliseconds kTellEveryMin{1'000};
 constexpr milliseconds kTellEveryMax{3'600'000};
@@ -38,6 +43,10 @@ constexpr milliseconds kTellEveryMax{3'600'000};
 constexpr seconds kCloseMax{2};
 
 constexpr const char* kWanted = "frames/wanted-";
+constexpr size_t kWantsMax = 1000;  // Removed after one listing.
+
+// Frames that a collection passes by because the server does not let them go. More are no peculiarity of theirs.
+constexpr size_t kStuckMax = 16;
 
 constexpr const char* kWhy[] = {"size", "ttl"};
 
@@ -211,31 +220,41 @@ void S3Collector::TellLater() {
 }
 
 // Those that nobody needs any more are removed, those that are new read.
-void S3Collector::ReadTells(const std::string& token, std::shared_ptr<std::vector<std::string>> fresh) {
-  store_.List({.prefix = root_ + "uses/", .token = token, .limit = kListPage},
-              [this, fresh](const Failure& failure, const s3::ListPage& page) {
-                if (failure) {
-                  Failed("uses", failure);
-                  return Finish();
-                }
-                for (const auto& object : page.objects) {
-                  if (object.modified < page.now - TellsKept()) {
-                    tells_read_.erase(object.key);
-                    store_.Delete(object.key, TimePoint::max(), [](const Failure&, const ObjectInfo&) {});
-                  } else if (!tells_read_.contains(object.key)) {
-                    fresh->push_back(object.key);
-                  }
-                }
-                if (!page.next.empty()) return ReadTells(page.next, fresh);
-                Run(
-                    [this, fresh](const Ended& ended) {
-                      if (fresh->empty()) return false;
-                      ReadTell(fresh->back(), ended);
-                      fresh->pop_back();
-                      return true;
-                    },
-                    [this] { ReadParents(); });
-              });
+void S3Collector::ReadTells() {
+  struct Fresh {
+    std::vector<std::string> names;
+    uint64_t bytes = 0;
+  };
+  auto fresh = std::make_shared<Fresh>();
+  if (tells_read_.size() > kTellsKnownMax) tells_read_.clear();
+  s3::ListAll(
+      store_, root_ + "uses/",
+      [this, fresh](const s3::ListPage& page) {
+        for (const auto& object : page.objects) {
+          if (object.modified < page.now - TellsKept()) {
+            tells_read_.erase(object.key);
+            store_.Delete(object.key, TimePoint::max(), [](const Failure&, const ObjectInfo&) {});
+          } else if (fresh->names.size() < kTellsReadMax && fresh->bytes + object.bytes <= kTellBytesReadMax &&
+                     !tells_read_.contains(object.key)) {
+            fresh->names.push_back(object.key);
+            fresh->bytes += object.bytes;
+          }
+        }
+      },
+      [this, fresh](const Failure& failure, int64_t) {
+        if (failure) {
+          Failed("uses", failure);
+          return Finish();
+        }
+        Run(
+            [this, fresh](const Ended& ended) {
+              if (fresh->names.empty()) return false;
+              ReadTell(fresh->names.back(), ended);
+              fresh->names.pop_back();
+              return true;
+            },
+            [this] { ReadParents(); });
+      });
 }
 
 void S3Collector::ReadTell(const std::string& name, const Ended& ended) {
@@ -267,7 +286,7 @@ void S3Collector::BeginListing() {
 }
 
 void S3Collector::Listed(const Digest& key, uint64_t bytes, int64_t modified) {
-  frame_bytes_ = std::max(frame_bytes_, bytes);
+  NoteFrameBytes(bytes);
   if (!listing_) return;
   listed_bytes_ += bytes;
   if (frames_.size() >= options_.frames_max && !frames_.contains(key)) return;
@@ -284,12 +303,17 @@ void S3Collector::SawBeside(const std::string& name) {
   uint64_t bytes = 0;
   const auto [end, error] = std::from_chars(name.data() + begin.size(), name.data() + name.size(), bytes);
   if (error != std::errc() || end != name.data() + name.size()) return;
-  frame_bytes_ = std::max(frame_bytes_, bytes);
-  if (listing_) wants_.push_back(name);
+  NoteFrameBytes(bytes);
+  if (listing_ && wants_.size() < kWantsMax) wants_.push_back(name);
+}
+
+// For a frame that can't be kept at all, no room is made.
+void S3Collector::NoteFrameBytes(uint64_t bytes) {
+  if (bytes <= options_.bounds.bytes_max) frame_bytes_ = std::max(frame_bytes_, bytes);
 }
 
 void S3Collector::Wanted(uint64_t bytes) {
-  frame_bytes_ = std::max(frame_bytes_, bytes);
+  NoteFrameBytes(bytes);
   const TimePoint now = clock_.Now();
   if (closing_ || holds_lease() || (bytes <= wanted_bytes_ && now < wanted_until_)) return;
   wanted_bytes_ = bytes;
@@ -367,7 +391,7 @@ void S3Collector::Decide() {
   if (collecting_ || (BytesOver() == 0 && !AnyUnusedSince(TtlBegan()))) return;
   collecting_ = true;
   begun_ = clock_.Now();
-  ReadTells("", std::make_shared<std::vector<std::string>>());
+  ReadTells();
 }
 
 void S3Collector::ReadParents() {
@@ -384,6 +408,8 @@ void S3Collector::ReadParents() {
           const auto it = frames_.find(key);
           if (failure.trouble == Trouble::kNotFound) {
             Erased(key);
+          } else if (it != frames_.end() && s3::MayBeTheObjectsOwn(failure.trouble)) {
+            unreadable_.insert(key);
           } else if (failure) {
             Failed("parents", failure);
           } else if (it != frames_.end()) {
@@ -403,8 +429,13 @@ void S3Collector::Plan() {
   why_ = bytes > 0 ? kSize : kTtl;
   LeafOrder order;
   for (const auto& [key, entry] : frames_) {
-    // Whose parent could not be read may be anybody's child: it stays, this time.
-    if (entry.knows_parent) order.Add(key, entry.parent, entry.used);
+    // Whose parent could not be read now may be anybody's child: it stays, this time. One that the server will not give
+    // would else stay for ever.
+    if (entry.knows_parent) {
+      order.Add(key, entry.parent, entry.used);
+    } else if (unreadable_.contains(key)) {
+      order.Add(key, key, entry.used);
+    }
   }
   uint64_t planned = 0;
   for (auto next = order.Oldest(); next && (planned < bytes || next->used_ns < unused_since); next = order.Oldest()) {
@@ -430,10 +461,9 @@ void S3Collector::Evict() {
             needed_.insert(it->second.parent);
             continue;
           }
-          hooks_.remove(victim.key, [this, bytes = it->second.bytes, ended](const Failure& failure) {
+          hooks_.remove(victim.key, [this, victim, bytes = it->second.bytes, ended](const Failure& failure) {
             if (failure) {
-              Failed("evict", failure);
-              victims_.clear();  // The next listing decides anew.
+              Stuck(victim.key, failure);
             } else {
               ++evicted_frames_;
               evicted_bytes_ += bytes;
@@ -447,8 +477,21 @@ void S3Collector::Evict() {
       [this] { Finish(); });
 }
 
+// One that can't be removed does not stop the others: it has its next turn after them.
+void S3Collector::Stuck(const Digest& key, const Failure& failure) {
+  if (stuck_++ == 0) Failed("evict", failure);
+  if (!s3::MayBeTheObjectsOwn(failure.trouble) || stuck_ > kStuckMax)
+    return victims_.clear();  // The next listing decides anew.
+  if (const auto it = frames_.find(key); it != frames_.end()) {
+    it->second.used = ServerNow() + 1;  // Times are whole seconds: behind what was used in this one, too.
+    needed_.insert(it->second.parent);
+  }
+}
+
 void S3Collector::Finish() {
   collecting_ = false;
+  stuck_ = 0;
+  unreadable_.clear();
   orphans_.clear();
   victims_.clear();
   needed_.clear();

@@ -109,10 +109,11 @@ class S3Collector {
   int64_t TellsKept() const;  // Seconds.
   void Tell(Ended then);
   void TellLater();
-  void ReadTells(const std::string& token, std::shared_ptr<std::vector<std::string>> fresh);
+  void ReadTells();
   void ReadTell(const std::string& name, const Ended& ended);
 
   // A collection, step by step.
+  void NoteFrameBytes(uint64_t bytes);
   uint64_t FrameRoom() const;
   uint64_t BytesOver() const;
   bool AnyUnusedSince(int64_t when) const;
@@ -121,6 +122,7 @@ class S3Collector {
   void ReadParents();
   void Plan();
   void Evict();
+  void Stuck(const Digest& key, const s3::Failure& failure);
   void Finish();
   // `next(ended)` begins one call and is called again and again, some at once, with pauses between, until it says that
   // there is none left; then `then`. Neither, once the lease is lost.
@@ -159,9 +161,11 @@ class S3Collector {
 
   bool collecting_ = false;
   Why why_ = kSize;
-  std::vector<Digest> orphans_;                    // Their parents are to be read.
-  std::vector<Victim> victims_;                    // The next one last.
-  std::unordered_set<Digest, DigestHash> needed_;  // Parents of victims that stay after all.
+  std::vector<Digest> orphans_;                        // Their parents are to be read.
+  std::unordered_set<Digest, DigestHash> unreadable_;  // The server does not give their headers.
+  size_t stuck_ = 0;                                   // Victims that could not be removed.
+  std::vector<Victim> victims_;                        // The next one last.
+  std::unordered_set<Digest, DigestHash> needed_;      // Parents of victims that stay after all.
   uint64_t evicted_frames_ = 0, evicted_bytes_ = 0;
   TimePoint begun_;
 };

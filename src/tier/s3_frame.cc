@@ -64,7 +64,8 @@ bool S3Frame::Take(size_t index, uint64_t total, uint64_t offset, std::span<cons
   }
   // Of another length than this frame has: the header, in the first part, says what it is.
   if (total != object_bytes() && index > 0) return false;
-  const uint64_t payload_end = kFrameHeaderBytes + into_.size();
+  // What comes behind the range would lie in the next one's place.
+  const uint64_t payload_end = std::min(kFrameHeaderBytes + into_.size(), part.range.end);
   while (!piece.empty()) {
     size_t n = piece.size();
     if (part.at < kFrameHeaderBytes) {
@@ -80,7 +81,7 @@ bool S3Frame::Take(size_t index, uint64_t total, uint64_t offset, std::span<cons
       std::memcpy(into_.data() + at, piece.data(), n);
       part.hash->Update(into_.subspan(at, n));
       if (at + n == segment_end && !EndSegment(segment, part.hash->Finish())) return false;
-    } else if (part.at >= object_bytes() ||
+    } else if (part.at >= part.range.end ||
                std::any_of(piece.begin(), piece.end(), [](std::byte b) { return b != std::byte{0}; })) {
       return Refuse(Reason::kDamaged, true);
     }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "s3/list_all.h"
 
 namespace terrace {
 namespace {
@@ -12,7 +13,7 @@ using s3::Failure;
 using s3::Trouble;
 using std::chrono::milliseconds;
 
-constexpr size_t kPage = 1000;
+constexpr int64_t kBytesMost = int64_t{1} << 61;  // No bucket has as many, and sums of two are right.
 constexpr milliseconds kTtlListMin{1'000};
 constexpr int kListingsOfTtl = 8;
 
@@ -62,23 +63,22 @@ void S3Listing::ListAll() {
   seen_bytes_ = 0;
   changed_before_ = changed_bytes_;
   if (deps_.collector) deps_.collector->BeginListing();
-  ListPage("");
+  s3::ListAll(
+      deps_.store, deps_.names.root(), [this](const s3::ListPage& page) { TakePage(page); },
+      [this](const Failure& failure, int64_t now) {
+        if (failure.trouble != Trouble::kCancelled) Listed(failure, now);
+      });
 }
 
-void S3Listing::ListPage(const std::string& token) {
-  deps_.store.List({.prefix = deps_.names.root(), .token = token, .limit = kPage},
-                   [this](const Failure& failure, const s3::ListPage& page) {
-                     for (const auto& object : page.objects) {
-                       const std::optional<Digest> key = deps_.names.KeyOf(object.key);
-                       if (!key && deps_.collector) deps_.collector->SawBeside(object.key);
-                       if (!key || deps_.is_leaving(*key)) continue;
-                       if (object.bytes > 0) deps_.index.Saw(*key, object.bytes, deps_.clock.Now());
-                       seen_bytes_ += static_cast<int64_t>(object.bytes);
-                       if (deps_.collector) deps_.collector->Listed(*key, object.bytes, object.modified);
-                     }
-                     if (!failure && !page.next.empty()) return ListPage(page.next);
-                     if (failure.trouble != Trouble::kCancelled) Listed(failure, page.now);
-                   });
+void S3Listing::TakePage(const s3::ListPage& page) {
+  for (const auto& object : page.objects) {
+    const std::optional<Digest> key = deps_.names.KeyOf(object.key);
+    if (!key && deps_.collector) deps_.collector->SawBeside(object.key);
+    if (!key || deps_.is_leaving(*key)) continue;
+    if (object.bytes > 0) deps_.index.Saw(*key, object.bytes, deps_.clock.Now());
+    seen_bytes_ = std::min(seen_bytes_ + static_cast<int64_t>(object.bytes), kBytesMost);
+    if (deps_.collector) deps_.collector->Listed(*key, object.bytes, object.modified);
+  }
 }
 
 void S3Listing::Listed(const Failure& failure, int64_t now) {

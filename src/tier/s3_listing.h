@@ -46,7 +46,7 @@ class S3Listing {
 
  private:
   void ListAll();
-  void ListPage(const std::string& token);
+  void TakePage(const s3::ListPage& page);
   void Listed(const s3::Failure& failure, int64_t now);
   std::chrono::milliseconds After() const;
   uint64_t bytes() const;

@@ -55,7 +55,9 @@ class S3Tier final : public Tier {
  private:
   struct Loading;
   struct Saving;
+  struct Scanning;
   using LoadingPtr = std::shared_ptr<Loading>;
+  using ScanningPtr = std::shared_ptr<Scanning>;
   using SavingPtr = std::shared_ptr<Saving>;
 
   std::unique_ptr<S3Collector> MakeCollector();
@@ -85,6 +87,9 @@ class S3Tier final : public Tier {
   void EraseOne(const Digest& key, const Erased& erased = {});
   void Collect(const Digest& key, const Erased& erased);
   void SetAside(const Digest& key, Reason reason);
+
+  void ScanNext(const ScanningPtr& scanning);
+  void ScanOneLess(const ScanningPtr& scanning);
 
   void CollectUploads();
   // The header of an object, as far as it has one, to `done`.
@@ -144,6 +149,7 @@ struct S3Tier::Saving {
   std::shared_ptr<SaveBatch> done;
   FrameHeader header{};
   std::vector<std::byte> padding;
+  TimePoint deadline;
   int looks = 0;
 };
 
@@ -433,6 +439,7 @@ void S3Tier::StartSave(const SavingPtr& saving) {
   const SaveItem& item = saving->item;
   const FrameInfo& info = item.info;
   if (saving->done->cancelled()) return SettleSave(saving, Declined(Reason::kCancelled));
+  saving->deadline = Now() + options_.save_timeout;
   if (item.payload.empty() || item.payload.size() != info.payload_bytes ||
       item.payload.size() > kFramePayloadBytesMax) {
     return SettleSave(
@@ -453,7 +460,7 @@ void S3Tier::StartSave(const SavingPtr& saving) {
 void S3Tier::Inspect(const SavingPtr& saving) {
   ++saving->looks;
   const Digest key = saving->item.info.key;
-  ReadHeader(key, TimePoint::max(),
+  ReadHeader(key, saving->deadline,
              [this, saving, key](const Failure& failure, uint64_t total, std::span<const std::byte> header) {
                if (failure.trouble == Trouble::kNotFound) return Write(saving, /*only_if_absent=*/true);
                if (failure) return FailSave(saving, failure);
@@ -475,7 +482,8 @@ void S3Tier::Write(const SavingPtr& saving, bool only_if_absent) {
   if (!listing_.HasRoom(FrameBytes(bytes))) return SettleSave(saving, Declined(Reason::kFull));
   saving->header = EncodeFrameHeader(item.info, deps_.clock.WallNs(), item.payload, item.hashes.get());
   saving->padding.assign(PaddedBytes(bytes) - bytes, std::byte{0});
-  s3::PutRequest request{.key = names_.Of(item.info.key), .owner = saving, .only_if_absent = only_if_absent};
+  s3::PutRequest request{
+      .key = names_.Of(item.info.key), .owner = saving, .only_if_absent = only_if_absent, .deadline = saving->deadline};
   request.body = {saving->header, item.payload};
   if (!saving->padding.empty()) request.body.emplace_back(saving->padding);
   store_->Put(std::move(request), [this, saving](const Failure& failure, const ObjectInfo&) {
@@ -594,55 +602,76 @@ Result<void> S3Tier::ProbeSave(uint64_t) {
   return {};
 }
 
+struct S3Tier::Scanning {
+  Handover<Result<ScanPage>> end;
+  s3::ObjectStore::ListRequest request;
+  std::optional<Digest> after;
+  std::vector<std::optional<FrameInfo>> found;
+  std::string next;
+  size_t left = 1;
+  Failure failure;
+  Failure refused;  // Of one object's header.
+};
+
 Result<ScanPage> S3Tier::Scan(const std::string& cursor, size_t limit) {
-  if (!cursor.empty() && !Digest::FromHex(cursor)) return Fail(Code::kInvalid, "\"" + cursor + "\" is no cursor");
+  auto scanning = std::make_shared<Scanning>();
+  scanning->after = Digest::FromHex(cursor);
+  if (!cursor.empty() && !scanning->after) return Fail(Code::kInvalid, "\"" + cursor + "\" is no cursor");
   if (!Begin()) return Fail(Code::kUnavailable, "s3: the tier is closed");
-  struct State {
-    Handover<Result<ScanPage>> end;
-    std::vector<std::optional<FrameInfo>> found;
-    std::string next;
-    size_t left = 1;
-    Failure failure;
-  };
-  auto state = std::make_shared<State>();
-  const TimePoint deadline = Now() + kScanTimeout;
-  const auto one_less = [this, state] {
-    if (--state->left > 0) return;
-    ScanPage page{.next = state->next};
-    for (auto& info : state->found) {
-      if (info) page.frames.push_back(*info);
+  scanning->request = {
+      .prefix = names_.root(), .limit = std::min(limit, kScanPageMax), .deadline = Now() + kScanTimeout};
+  if (scanning->after) scanning->request.start_after = names_.Of(*scanning->after);
+  if (!store_->executor().Post([this, scanning] { ScanNext(scanning); })) ScanOneLess(scanning);
+  return scanning->end.Take();
+}
+
+// Pages without a frame are passed over: others may have put anything there. The deadline ends that.
+void S3Tier::ScanNext(const ScanningPtr& scanning) {
+  store_->List(scanning->request, [this, scanning](const Failure& failure, const s3::ListPage& page) {
+    scanning->failure = failure;
+    std::vector<Digest> keys;
+    for (size_t i = 0; i < page.objects.size() && keys.size() < kScanPageMax; ++i) {
+      const std::optional<Digest> key = names_.KeyOf(page.objects[i].key);
+      if (key && (!scanning->after || *scanning->after < *key)) keys.push_back(*key);
     }
-    Result<ScanPage> result = std::move(page);
-    if (state->failure) result = tl::unexpected(s3::ToError(state->failure, "s3: list " + names_.root()));
-    state->end.Give(std::move(result));
-    End();
-  };
-  const bool posted = store_->executor().Post([this, state, one_less, deadline, cursor, limit] {
-    s3::ObjectStore::ListRequest request{
-        .prefix = names_.root(), .limit = std::min(limit, kScanPageMax), .deadline = deadline};
-    if (!cursor.empty()) request.start_after = names_.Of(*Digest::FromHex(cursor));
-    store_->List(request, [this, state, one_less, deadline](const Failure& failure, const s3::ListPage& page) {
-      state->failure = failure;
-      state->found.resize(page.objects.size());
-      for (size_t i = 0; i < page.objects.size(); ++i) {
-        const std::optional<Digest> key = names_.KeyOf(page.objects[i].key);
-        if (!key) continue;
-        if (!page.next.empty()) state->next = key->Hex();
-        ++state->left;
-        ReadHeader(*key, deadline,
-                   [state, one_less, i, key](const Failure& f, uint64_t total, std::span<const std::byte> header) {
-                     const auto decoded = DecodeFrameHeader(header, total);
-                     const Frame* frame = std::get_if<Frame>(&decoded);
-                     if (f && f.trouble != Trouble::kNotFound && !state->failure) state->failure = f;
-                     if (!f && frame != nullptr && frame->info.key == *key) state->found[i] = frame->info;
-                     one_less();
-                   });
-      }
-      one_less();
-    });
+    if (keys.empty() && !page.next.empty()) {
+      scanning->request.token = page.next;
+      return ScanNext(scanning);
+    }
+    if (!keys.empty() && (!page.next.empty() || keys.size() == kScanPageMax)) scanning->next = keys.back().Hex();
+    scanning->found.resize(keys.size());
+    scanning->left += keys.size();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ReadHeader(
+          keys[i], scanning->request.deadline,
+          [this, scanning, i, key = keys[i]](const Failure& f, uint64_t total, std::span<const std::byte> header) {
+            const auto decoded = DecodeFrameHeader(header, total);
+            const Frame* frame = std::get_if<Frame>(&decoded);
+            if (s3::MayBeTheObjectsOwn(f.trouble)) {
+              scanning->refused = f;
+            } else if (f && f.trouble != Trouble::kNotFound && !scanning->failure) {
+              scanning->failure = f;
+            }
+            if (!f && frame != nullptr && frame->info.key == key) scanning->found[i] = frame->info;
+            ScanOneLess(scanning);
+          });
+    }
+    ScanOneLess(scanning);
   });
-  if (!posted) one_less();
-  return state->end.Take();
+}
+
+void S3Tier::ScanOneLess(const ScanningPtr& scanning) {
+  if (--scanning->left > 0) return;
+  ScanPage page{.next = scanning->next};
+  for (const auto& info : scanning->found) {
+    if (info) page.frames.push_back(*info);
+  }
+  // One object that the server will not give is passed over; if it gives none, whoever scans has to hear of it.
+  if (page.frames.empty() && !scanning->failure) scanning->failure = scanning->refused;
+  Result<ScanPage> result = std::move(page);
+  if (scanning->failure) result = tl::unexpected(s3::ToError(scanning->failure, "s3: list " + names_.root()));
+  scanning->end.Give(std::move(result));
+  End();
 }
 
 TierStats S3Tier::stats() const {

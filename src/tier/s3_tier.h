@@ -41,6 +41,7 @@ struct S3TierOptions {
   uint64_t range_bytes_min = 4 << 20;                 // A frame is not read in smaller ranges than this.
   size_t load_queue_items_max = 16384;                // Beyond: a miss with kFull.
   size_t save_queue_items_max = 1024;                 // Beyond: declined with kFull.
+  std::chrono::milliseconds save_timeout{60'000};     // Of a save, from its turn on, whatever stands in its way.
   std::chrono::milliseconds check_timeout{10'000};    // Of the start.
   S3Bounds bounds;
   std::chrono::milliseconds lease_life{300'000};  // Of whoever keeps them.

@@ -1,7 +1,8 @@
 // What could go wrong beyond the contract: a frame that was damaged, cut or of another length delivered as a hit; a
 // good frame removed because a network was bad; a miss remembered for ever, so that sharing dies; a lookup that costs a
 // question a chunk; a start without rights or bucket that does not say so; a save that undoes another's, or an erase
-// that undoes a save.
+// that undoes a save; an object or an answer that means harm: one that is taken for the server's word, that keeps a
+// save for ever, or hides what is there.
 #include "tier/s3_tier.h"
 
 #include <gtest/gtest.h>
@@ -150,6 +151,58 @@ TEST_F(S3TierTest, DamageAnywhereIsAMissAndTheFrameIsRemoved) {
     ASSERT_EQ(Save(tier(), n, kBytes).outcome, Outcome::kHit) << "written anew, behind the removal";
     EXPECT_TRUE(server_.Object(Name(n))->substr(4096) == good.substr(4096));
   }
+}
+
+TEST_F(S3TierTest, AnObjectThatLooksLikeAnErrorIsADamagedFrame) {
+  server_.SetHook([](const Request& request, Answer& answer) {
+    if (request.method == "GET" && request.key == Name(1)) answer.headers["content-type"] = "application/xml";
+  });
+  for (const char* code : {"SlowDown", "PermanentRedirect", "AccessDenied", "NoSuchKey"}) {
+    server_.PutObject(Name(1), S3FaultServer::Error(200, code, "<Endpoint>evil.example</Endpoint>").body);
+    const Loaded loaded = Load(1, 5000);
+    EXPECT_EQ(loaded.result.outcome, Outcome::kMiss) << code;
+    EXPECT_EQ(loaded.result.reason, Reason::kTruncated) << code << ": " << ReasonName(loaded.result.reason);
+    ASSERT_EQ(Save(tier(), 1, 5000).outcome, Outcome::kHit) << "written anew, behind the removal";
+    ExpectHit(tier(), 1, 5000);
+  }
+}
+
+TEST_F(S3TierTest, ARangeThatDeliversMoreSpoilsNoFrame) {
+  constexpr uint64_t kBytes = (3 << 20) + 5000;
+  options_.range_bytes_min = 1 << 20;
+  server_.PutObject(Name(1), ObjectBytes(1, kBytes));
+  server_.SetHook([](const Request& request, Answer& answer) {
+    if (request.key != Name(1) || request.Header("range").empty()) return;
+    answer.body.append(2 << 20, 'x');
+  });
+  EXPECT_NE(Load(1, kBytes).result.outcome, Outcome::kHit);
+  server_.SetHook({});
+  ExpectHit(tier(), 1, kBytes);
+}
+
+TEST_F(S3TierTest, ASaveThatFindsOnlySilenceEnds) {
+  options_.save_timeout = milliseconds(100);
+  server_.SetHook([](const Request& request, Answer& answer) { answer.stall_first = request.key == Name(1); });
+  const SaveResult result = Save(tier(), 1, 5000);
+  EXPECT_EQ(result.outcome, Outcome::kFailed);
+  EXPECT_EQ(result.error->code, Code::kTimeout) << result.error->what;
+}
+
+TEST_F(S3TierTest, AScanPassesOverWhatIsNoFrame) {
+  for (int i = 0; i < 600; ++i) server_.PutObject("kv/frames/!" + std::to_string(1000 + i), "x");
+  for (uint64_t n = 0; n < 3; ++n) server_.PutObject(Name(n), ObjectBytes(n, 1000));
+  server_.SetHook([](const Request& request, Answer& answer) {
+    if (request.key == Name(2)) answer = S3FaultServer::Error(403, "InvalidObjectState");
+  });
+  size_t found = 0;
+  std::string cursor;
+  do {
+    const Result<ScanPage> page = tier().Scan(cursor, 2);
+    ASSERT_TRUE(page) << page.error().what;
+    found += page->frames.size();
+    cursor = page->next;
+  } while (!cursor.empty());
+  EXPECT_EQ(found, 2u) << "one is in an archive";
 }
 
 // D7.

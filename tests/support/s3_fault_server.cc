@@ -96,6 +96,7 @@ struct S3FaultServer::State {
   std::map<std::string, std::string> keys;
   std::string refusal;
   std::map<std::string, Kept> objects;
+  std::set<std::string> locked;
   int64_t now = 1769860800;  // Unix seconds.
   std::map<std::string, Upload> uploads;
   uint64_t next_upload = 1;
@@ -257,6 +258,7 @@ struct S3FaultServer::State {
       return {.headers = {{"etag", Etag(request.body)}}};
     }
     if (request.method == "DELETE") {
+      if (locked.contains(request.key)) return Error(403, "AccessDenied");
       objects.erase(request.key);
       return {.status = 204};
     }
@@ -396,6 +398,10 @@ void S3FaultServer::SetKeys(std::map<std::string, std::string> token_of_key, std
 void S3FaultServer::PutObject(const std::string& key, std::string bytes) {
   std::lock_guard lock(state_->mutex);
   state_->objects[key] = {std::move(bytes), state_->now};
+}
+void S3FaultServer::Lock(const std::string& key) {
+  std::lock_guard lock(state_->mutex);
+  state_->locked.insert(key);
 }
 void S3FaultServer::Advance(std::chrono::seconds by) {
   std::lock_guard lock(state_->mutex);

@@ -62,6 +62,7 @@ class S3FaultServer {
   void Advance(std::chrono::seconds by);
 
   void PutObject(const std::string& key, std::string bytes);
+  void Lock(const std::string& key);  // It can't be removed from now on.
   std::optional<std::string> Object(const std::string& key) const;
   size_t objects() const;
   size_t uploads() const;  // Begun, neither completed nor aborted.
