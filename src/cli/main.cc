@@ -14,6 +14,7 @@
 #include "doctor/doctor.h"
 #ifdef TERRACE_WITH_ENGINE
 #include "engine/serve.h"
+#include "engine/template_worker.h"
 #endif
 #include "node/node.h"
 #include "router/options.h"
@@ -74,6 +75,9 @@ int Main(const std::vector<std::string>& args) {
     std::printf("terrace %s\n", kVersion);
     return 0;
   }
+#ifdef TERRACE_WITH_ENGINE
+  if (name == "template-worker") return RunTemplateWorker();  // For `serve` alone, so it stands in no list of verbs.
+#endif
   const bool asks_help = std::ranges::any_of(args, [](const std::string& a) { return a == "--help" || a == "-h"; });
   std::vector<std::string> known;
   for (const Verb& verb : kVerbs) {

@@ -156,6 +156,20 @@ void OnStackOf(size_t bytes, const std::function<void()>& work) {
   if (call.thrown) std::rethrow_exception(call.thrown);
 }
 
+std::string TextOf(const llama_vocab* vocab, int32_t token, bool special) {
+  char text[256];
+  int32_t length = llama_token_to_piece(vocab, token, text, sizeof text, 0, special);
+  if (length >= 0) return std::string(text, static_cast<size_t>(length));
+  std::string longer(static_cast<size_t>(-length), '\0');
+  length = llama_token_to_piece(vocab, token, longer.data(), static_cast<int32_t>(longer.size()), 0, special);
+  longer.resize(static_cast<size_t>(std::max(length, 0)));
+  return longer;
+}
+
+std::string SpecialText(const llama_vocab* vocab, int32_t token) {
+  return token == LLAMA_TOKEN_NULL ? "" : TextOf(vocab, token, /*special=*/true);
+}
+
 }  // namespace
 
 size_t LongestRun(std::string_view text) {
@@ -200,17 +214,6 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path) {
     model->not_cacheable_ = "a hybrid model: part of its state is recurrent and can't be cut in chunks";
   } else if (llama_model_is_recurrent(raw)) {
     model->not_cacheable_ = "a recurrent model: its state can't be cut in chunks";
-  }
-
-  const char* chat_template = llama_model_chat_template(raw, nullptr);
-  if (chat_template == nullptr) {
-    model->no_chat_reason_ = "the model has no chat template";
-  } else {
-    model->chat_template_ = chat_template;
-    const llama_chat_message probe{"user", "x"};
-    if (llama_chat_apply_template(chat_template, &probe, 1, true, nullptr, 0) < 0) {
-      model->no_chat_reason_ = "the model's chat template is of no family that llama.cpp has built in";
-    }
   }
   return model;
 }
@@ -311,35 +314,18 @@ std::vector<int32_t> Model::Tokenize(std::string_view text) const {
   return tokens;
 }
 
-std::string Model::Piece(int32_t token) const {
-  char text[256];
-  int32_t length = llama_token_to_piece(vocab_, token, text, sizeof text, 0, /*special=*/false);
-  if (length >= 0) return std::string(text, static_cast<size_t>(length));
-  std::string longer(static_cast<size_t>(-length), '\0');
-  length =
-      llama_token_to_piece(vocab_, token, longer.data(), static_cast<int32_t>(longer.size()), 0, /*special=*/false);
-  longer.resize(static_cast<size_t>(std::max(length, 0)));
-  return longer;
-}
+std::string Model::Piece(int32_t token) const { return TextOf(vocab_, token, /*special=*/false); }
 
 bool Model::EndsGeneration(int32_t token) const { return llama_vocab_is_eog(vocab_, token); }
 
-std::string Model::ApplyChatTemplate(std::span<const ChatMessage> messages) const {
-  std::vector<llama_chat_message> raw;
-  size_t bytes = 256;
-  for (const ChatMessage& message : messages) {
-    raw.push_back({message.role.c_str(), message.content.c_str()});
-    bytes += 2 * (message.role.size() + message.content.size()) + 64;
-  }
-  std::string prompt(bytes, '\0');
-  int32_t length = llama_chat_apply_template(chat_template_.c_str(), raw.data(), raw.size(), true, prompt.data(),
-                                             static_cast<int32_t>(prompt.size()));
-  if (length > static_cast<int32_t>(prompt.size())) {
-    prompt.resize(static_cast<size_t>(length));
-    length = llama_chat_apply_template(chat_template_.c_str(), raw.data(), raw.size(), true, prompt.data(), length);
-  }
-  prompt.resize(static_cast<size_t>(std::max(length, 0)));
-  return prompt;
+std::string Model::chat_template() const {
+  const char* source = llama_model_chat_template(model_.get(), nullptr);
+  if (source == nullptr) source = llama_model_chat_template(model_.get(), "tool_use");
+  return source == nullptr ? "" : source;
 }
+
+std::string Model::bos_text() const { return SpecialText(vocab_, llama_vocab_bos(vocab_)); }
+std::string Model::eos_text() const { return SpecialText(vocab_, llama_vocab_eos(vocab_)); }
+bool Model::adds_bos() const { return llama_vocab_get_add_bos(vocab_); }
 
 }  // namespace terrace::engine

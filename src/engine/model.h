@@ -1,4 +1,4 @@
-// A GGUF model: its facts, its tokenizer, its chat template. Loaded once, then read by any thread.
+// A GGUF model: its facts, its tokenizer, its chat template's source. Loaded once, then read by any thread.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +36,6 @@ struct ContextOptions {
   uint32_t threads = 1;
 };
 
-struct ChatMessage {
-  std::string role;
-  std::string content;
-};
-
 // Bytes of the longest stretch of `text` that is blanks alone, or has none.
 size_t LongestRun(std::string_view text);
 // What Tokenize takes of that: it may cost a stack of a thousand times as many bytes.
@@ -76,10 +71,13 @@ class Model {
   std::string Piece(int32_t token) const;
   bool EndsGeneration(int32_t token) const;
 
-  // "" if chat works; otherwise why not: no template, or one that llama.cpp's built-in families don't know.
-  const std::string& no_chat_reason() const { return no_chat_reason_; }
-  // The prompt for the assistant's next message. Only if no_chat_reason() is "".
-  std::string ApplyChatTemplate(std::span<const ChatMessage> messages) const;
+  // Jinja, as it stands in the file; "" if there is none. The one for tools if that is all there is.
+  std::string chat_template() const;
+  // Of special tokens; "" if the model has none such.
+  std::string bos_text() const;
+  std::string eos_text() const;
+  // Tokenize puts it first.
+  bool adds_bos() const;
 
  private:
   Model() = default;
@@ -87,8 +85,6 @@ class Model {
 
   std::string path_;
   std::string not_cacheable_;
-  std::string no_chat_reason_;
-  std::string chat_template_;
   std::unique_ptr<llama_model, ModelDeleter> model_;
   const llama_vocab* vocab_ = nullptr;  // Of model_.
   size_t longest_piece_ = 1;

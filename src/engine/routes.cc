@@ -41,6 +41,14 @@ openai::ApiError Refusal(int status, std::string message, std::string code) {
           .code = std::move(code)};
 }
 
+openai::ApiError TemplateRefusal(const Error& error) {
+  const bool for_good = error.code == Code::kInvalid || error.code == Code::kTimeout || error.code == Code::kFull;
+  auto refusal = Refusal(for_good ? 400 : 503, "the model's chat template: " + error.what, "chat_template_failed");
+  if (for_good) refusal.param = "messages";
+  if (!for_good) refusal.type = "server_error";
+  return refusal;
+}
+
 uint32_t SamplerSeed(const std::optional<int64_t>& seed) {
   // Any 64 bits to 32; llama.cpp takes the largest value as "choose one yourself".
   const uint64_t bits = seed ? static_cast<uint64_t>(*seed) : std::random_device{}();
@@ -96,10 +104,11 @@ class HttpSink final : public GenerationSink {
 
 }  // namespace
 
-Routes::Routes(RouteOptions options, const Model& model, ModelThread& thread, Store& store,
-               std::shared_ptr<WeightsDigest> weights, const Metrics& metrics)
+Routes::Routes(RouteOptions options, const Model& model, const OpenedChatTemplate& chat, ModelThread& thread,
+               Store& store, std::shared_ptr<WeightsDigest> weights, const Metrics& metrics)
     : options_(std::move(options)),
       model_(model),
+      chat_(chat),
       thread_(thread),
       store_(store),
       weights_(std::move(weights)),
@@ -194,20 +203,11 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
   }
   auto generation = std::make_unique<Generation>();
   if (request.chat) {
-    if (!model_.no_chat_reason().empty()) {
-      return Refusal(400, model_.no_chat_reason() + "; use /v1/completions", "chat_not_supported");
-    }
-    std::vector<ChatMessage> messages;
-    for (const auto& message : request.messages) {
-      // llama.cpp's templates take C strings: what follows a zero would silently be left out.
-      if (message.content.find('\0') != std::string::npos) {
-        return openai::ApiError{.message = "'messages' must not have zero characters", .param = "messages"};
-      }
-      messages.push_back({message.role, message.content});
-    }
-    const std::string text = model_.ApplyChatTemplate(messages);
-    if (auto refusal = RefuseIfTooLong(text)) return *std::move(refusal);
-    generation->tokens = model_.Tokenize(text);
+    if (!chat_) return Refusal(400, chat_.error().what + "; use /v1/completions", "chat_not_supported");
+    const Result<std::string> text = (*chat_)->Render(request);
+    if (!text) return TemplateRefusal(text.error());
+    if (auto refusal = RefuseIfTooLong(*text)) return *std::move(refusal);
+    generation->tokens = model_.Tokenize(*text);
   } else if (!request.prompt_tokens.empty()) {
     generation->tokens = request.prompt_tokens;
     if (std::ranges::max(generation->tokens) >= static_cast<int32_t>(model_.vocabulary())) {

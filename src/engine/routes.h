@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "chunk/weights.h"
+#include "engine/chat_template.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
 #include "http/server.h"
@@ -23,10 +24,13 @@ struct RouteOptions {
   uint32_t context_tokens = 0;
 };
 
+// Or why chat does not work.
+using OpenedChatTemplate = Result<std::unique_ptr<ChatTemplate>>;
+
 class Routes {
  public:
   // All references outlive the routes, and the server is stopped before they go.
-  Routes(RouteOptions options, const Model& model, ModelThread& thread, Store& store,
+  Routes(RouteOptions options, const Model& model, const OpenedChatTemplate& chat, ModelThread& thread, Store& store,
          std::shared_ptr<WeightsDigest> weights, const Metrics& metrics);
 
   void Handle(http::Request request, std::shared_ptr<http::Responder> responder);
@@ -42,6 +46,7 @@ class Routes {
 
   const RouteOptions options_;
   const Model& model_;
+  const OpenedChatTemplate& chat_;
   ModelThread& thread_;
   Store& store_;
   const std::shared_ptr<WeightsDigest> weights_;

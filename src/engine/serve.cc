@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "chunk/weights.h"
 #include "engine/caps.h"
+#include "engine/chat_template.h"
 #include "engine/cpu_quota.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
@@ -51,7 +52,8 @@ using std::chrono::milliseconds;
 
 constexpr int kUserMustMend = 2;
 constexpr uint32_t kContextDefaultMax = 8192;
-constexpr uint32_t kChunkStep = 64;  // Attention kernels take cells in groups of up to 64.
+constexpr size_t kChatTemplateBytesMax = 1 << 20;  // The longest known has 30 KB.
+constexpr uint32_t kChunkStep = 64;                // Attention kernels take cells in groups of up to 64.
 constexpr uint32_t kChunkMax = 4096;
 constexpr milliseconds kRequestsDrain{10'000};
 constexpr milliseconds kLastStep{2'000};  // Then a running answer is cut; its client is told.
@@ -148,6 +150,7 @@ void WaitForStop() {
 struct ServeOptions {
   std::string model_path;
   std::string served_name;
+  std::string chat_template;  // "": the model's.
   engine::EngineOptions engine;
   StoreOptions store;
   settings::Tiers tiers;
@@ -155,6 +158,20 @@ struct ServeOptions {
   http::Options http;
   std::string api_key;
 };
+
+Result<std::string> ReadChatTemplate(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string source(kChatTemplateBytesMax + 1, '\0');
+  if (!file.read(source.data(), static_cast<std::streamsize>(source.size())) && !file.eof()) {
+    return Fail(Code::kInvalid, "--chat-template-file " + path + ": " + std::strerror(errno), errno);
+  }
+  source.resize(static_cast<size_t>(file.gcount()));
+  if (source.empty() || source.size() > kChatTemplateBytesMax) {
+    return Fail(Code::kInvalid,
+                "--chat-template-file " + path + ": " + (source.empty() ? "empty" : "larger than 1 MiB"));
+  }
+  return source;
+}
 
 // What can be said of the options before the model is there.
 Result<ServeOptions> ReadOptions(const config::Values& values) {
@@ -168,6 +185,11 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   options.api_key = values.Text("api-key");
   if (values.IsSet("api-key") && options.api_key.empty()) {
     return Fail(Code::kInvalid, "--api-key is empty; give a key, or leave the flag out to serve without one");
+  }
+  if (values.IsSet("chat-template-file")) {
+    Result<std::string> source = ReadChatTemplate(values.Text("chat-template-file"));
+    if (!source) return tl::unexpected(source.error());
+    options.chat_template = *std::move(source);
   }
   options.http.host = values.Text("host");
   options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
@@ -261,8 +283,22 @@ void WaitForWeights(const WeightsDigest& weights) {
   }
 }
 
+// The operator's template, or the model's. A model without one gets none that it was not trained on: its answers would
+// be worse than a refusal, and nobody would know why.
+engine::OpenedChatTemplate OpenChatTemplate(const ServeOptions& options, const Model& model) {
+  const bool own = options.chat_template.empty();
+  const std::string source = own ? model.chat_template() : options.chat_template;
+  if (source.empty()) return Fail(Code::kInvalid, "the model has no chat template (--chat-template-file gives it one)");
+  if (source.size() > kChatTemplateBytesMax)
+    return Fail(Code::kInvalid, "the model's chat template is larger than 1 MiB");
+  engine::OpenedChatTemplate opened = engine::ChatTemplate::Open(
+      {.source = source, .bos = model.bos_text(), .eos = model.eos_text(), .bos_is_added = model.adds_bos()});
+  if (!opened) return Fail(opened.error(), own ? "the model's chat template" : "--chat-template-file");
+  return opened;
+}
+
 void LogReady(const ServeOptions& options, const Model& model, const ModelThread& thread, const WeightsDigest& weights,
-              uint16_t port) {
+              const engine::OpenedChatTemplate& chat, uint16_t port) {
   const std::optional<Digest> digest = weights.Get();
   const SpaceFields& space = thread.space();
   const std::string& host = options.http.host;
@@ -284,8 +320,7 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
                             {"s3", options.tiers.s3 ? options.tiers.s3->endpoint.Describe() : ""},
                             {"strict", options.engine.strict}});
   if (!thread.not_cacheable().empty()) log::Warn("not_cacheable", {{"why", thread.not_cacheable()}});
-  if (!model.no_chat_reason().empty())
-    log::Warn("no_chat", {{"why", model.no_chat_reason()}, {"use", "/v1/completions"}});
+  if (!chat) log::Warn("no_chat", {{"why", chat.error().what}, {"use", "/v1/completions"}});
 }
 
 int Serve(const config::Values& values, ServeOptions options) {
@@ -296,6 +331,9 @@ int Serve(const config::Values& values, ServeOptions options) {
   Result<std::unique_ptr<Model>> model = Model::Load(options.model_path);
   if (!model) return Refuse(model.error().what);
   if (const Result<void> fits = FitToModel(values, **model, options); !fits) return Refuse(fits.error().what);
+
+  const engine::OpenedChatTemplate chat = OpenChatTemplate(options, **model);
+  if (!chat && !options.chat_template.empty()) return Refuse(chat.error().what);
 
   // Destroyed in reverse: the server first, then the thread, the store, and what the store's tiers use.
   Metrics metrics;
@@ -316,7 +354,7 @@ int Serve(const config::Values& values, ServeOptions options) {
 
   engine::Routes routes(
       {.served_name = options.served_name, .api_key = options.api_key, .context_tokens = options.engine.context_tokens},
-      **model, **thread, **store, weights, metrics);
+      **model, chat, **thread, **store, weights, metrics);
   auto server =
       http::Server::Start(options.http, [&routes](http::Request request, std::shared_ptr<http::Responder> responder) {
         try {
@@ -326,7 +364,7 @@ int Serve(const config::Values& values, ServeOptions options) {
         }
       });
   if (!server) return Refuse(server.error().what);
-  LogReady(options, **model, **thread, *weights, (*server)->port());
+  LogReady(options, **model, **thread, *weights, chat, (*server)->port());
 
   WaitForStop();
   EndAtTheLatestAfter(kStopMax);

@@ -11,9 +11,12 @@ namespace terrace::openai {
 std::span<const FieldRule> FieldRules() {
   // Names of OpenAI, vLLM, llama.cpp's server and, where people send them to any server, of others.
   static const std::vector<FieldRule> rules = {
-      {.names = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-                 "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
-                 "stream", "stream_options", "cache_salt"}},
+      {.names = {"model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
+                 "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "stream",
+                 "stream_options", "cache_salt"}},
+      {.names = {"messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"},
+       .use = FieldUse::kReadInChat},
+      {.names = {"prompt"}, .use = FieldUse::kReadInCompletion},
 
       {.names = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "request_id", "session_id", "priority"},
@@ -81,7 +84,7 @@ std::span<const FieldRule> FieldRules() {
        .neutral = "[-1]",
        .note = "leave it out; penalties count all of the answer"},
       {.names = {"n_predict"}, .use = FieldUse::kRefused, .neutral = "[-1]", .note = "say max_tokens"},
-      {.names = {"add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning"},
+      {.names = {"skip_special_tokens", "spaces_between_special_tokens", "include_reasoning"},
        .use = FieldUse::kRefused,
        .neutral = "[true]",
        .note = "leave it out"},
@@ -116,7 +119,6 @@ std::span<const FieldRule> FieldRules() {
                  "prompt_embeds",
                  "documents",
                  "chat_template",
-                 "chat_template_kwargs",
                  "chat_format",
                  "chat_parser",
                  "generation_prompt",
@@ -139,7 +141,6 @@ std::span<const FieldRule> FieldRules() {
                  "thinking_token_budget",
                  "thinking_budget_tokens",
                  "reasoning",
-                 "reasoning_effort",
                  "reasoning_budget_tokens",
                  "reasoning_budget_message",
                  "reasoning_budget_start_tag",
@@ -160,6 +161,10 @@ std::span<const FieldRule> FieldRules() {
        .use = FieldUse::kRefused,
        .neutral = R"(["", [], {}])",
        .note = "leave it out"},
+      {.names = {"reasoning_effort"},
+       .use = FieldUse::kRefused,
+       .neutral = R"([""])",
+       .note = "say it in chat_template_kwargs, if the model's template has such an argument"},
       {.names = {"reasoning_format"}, .use = FieldUse::kRefused, .neutral = R"(["none"])", .note = "leave it out"},
       {.names = {"verbosity"}, .use = FieldUse::kRefused, .neutral = R"(["medium"])", .note = "leave it out"},
       {.names = {"modalities"}, .use = FieldUse::kRefused, .neutral = R"([["text"]])", .note = "only text is made"},
@@ -201,7 +206,9 @@ std::string FieldReference() {
   std::string refused;
   for (const FieldRule& rule : FieldRules()) {
     switch (rule.use) {
-      case FieldUse::kRead: break;
+      case FieldUse::kRead:
+      case FieldUse::kReadInChat:
+      case FieldUse::kReadInCompletion: break;
       case FieldUse::kLabel: labels += names_of(rule); break;
       case FieldUse::kIdle: idle += names_of(rule) + " | `" + rule.note + "`\n"; break;
       case FieldUse::kRefused: refused += names_of(rule) + " | `" + rule.neutral + "` | " + rule.note + "\n"; break;

@@ -13,10 +13,12 @@
 namespace terrace::openai {
 
 enum class FieldUse {
-  kRead,     // Parsed, and it changes the answer.
-  kLabel,    // Any value: it says who asks or for whose books, and no server's answer depends on it.
-  kIdle,     // Any value: it adjusts another field, which is refused.
-  kRefused,  // Would change the answer, and can't: refused unless it says what happens anyway.
+  kRead,              // Parsed, and it changes the answer.
+  kReadInChat,        // The same, in a chat; refused elsewhere.
+  kReadInCompletion,  // The same, in a completion; refused elsewhere.
+  kLabel,             // Any value: it says who asks or for whose books, and no server's answer depends on it.
+  kIdle,              // Any value: it adjusts another field, which is refused.
+  kRefused,           // Would change the answer, and can't: refused unless it says what happens anyway.
 };
 
 struct FieldRule {

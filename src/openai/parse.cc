@@ -22,6 +22,12 @@ constexpr double kLogitBiasMax = 100;
 // vLLM takes anything above 0; far below this a logit that is divided by it is no number any more.
 constexpr double kRepetitionPenaltyMin = 0.1;
 
+// The value, or null if it is absent or JSON's null: the two mean the same in this API.
+const Json* Member(const Json& object, const char* name) {
+  const auto it = object.find(name);
+  return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+
 // Reads the fields of one object; the first bad one becomes the error and the rest is skipped.
 class Fields {
  public:
@@ -44,11 +50,7 @@ class Fields {
         .message = "'" + param + "' is not supported: " + remedy, .param = param, .code = "unsupported_parameter"};
   }
 
-  // The value, or null if it is absent or JSON's null: the two mean the same in this API.
-  const Json* Find(const char* name) const {
-    const auto it = object_.find(name);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
+  const Json* Find(const char* name) const { return Member(object_, name); }
 
   void Text(const char* name, std::string* into) {
     const Json* value = Find(name);
@@ -111,7 +113,36 @@ void ReadContent(Fields& fields, const Json& content, const std::string& where, 
 }
 
 bool KnownRole(const std::string& role) {
-  return role == "system" || role == "user" || role == "assistant" || role == "tool" || role == "function";
+  return role == "system" || role == "developer" || role == "user" || role == "assistant" || role == "tool" ||
+         role == "function";
+}
+
+// Calls as the client got them from a server, for templates that show what was called. What they have besides is
+// nothing that a model has seen.
+void ReadToolCalls(Fields& fields, const Json& calls, const std::string& where, Json* into) {
+  if (!calls.is_array()) return fields.Fail(where, "must be an array of tool calls");
+  *into = Json::array();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const std::string call_where = where + "[" + std::to_string(i) + "]";
+    const Json& call = calls[i];
+    if (!call.is_object()) return fields.Fail(call_where, "must be an object");
+    const Json *type = Member(call, "type"), *id = Member(call, "id"), *function = Member(call, "function");
+    if (type != nullptr && *type != "function") return fields.Fail(call_where + ".type", "must be \"function\"");
+    if (function == nullptr || !function->is_object()) {
+      return fields.Fail(call_where + ".function", "must be an object");
+    }
+    Json read = {{"type", "function"}};
+    for (const char* name : {"name", "arguments"}) {
+      const Json* text = Member(*function, name);
+      if (text == nullptr || !text->is_string()) {
+        return fields.Fail(call_where + ".function." + name, "must be a string");
+      }
+      read["function"][name] = *text;
+    }
+    if (id != nullptr && !id->is_string()) return fields.Fail(call_where + ".id", "must be a string");
+    if (id != nullptr) read["id"] = *id;
+    into->push_back(std::move(read));
+  }
 }
 
 void ReadMessages(Fields& fields, std::vector<Message>* into) {
@@ -124,23 +155,55 @@ void ReadMessages(Fields& fields, std::vector<Message>* into) {
     if (!message.is_object()) return fields.Fail(where, "must be an object");
     const auto role = message.find("role");
     if (role == message.end() || !role->is_string()) return fields.Fail(where + ".role", "must be a string");
-    Message read{.role = role->get<std::string>(), .content = {}};
-    if (read.role == "developer") read.role = "system";  // OpenAI's newer word for it.
-    if (!KnownRole(read.role)) return fields.Fail(where + ".role", "must be system, user, assistant or tool");
+    Message read{.role = role->get<std::string>(), .content = {}, .more = {}};
+    if (!KnownRole(read.role)) {
+      return fields.Fail(where + ".role", "must be system, developer, user, assistant or tool");
+    }
     const auto content = message.find("content");
     if (content != message.end() && !content->is_null()) {
       ReadContent(fields, *content, where + ".content", &read.content);
     } else if (read.role != "assistant") {  // One that only called tools has no content.
       return fields.Fail(where + ".content", "is required");
     }
-    for (const char* name : {"tool_calls", "function_call"}) {
-      const auto calls = message.find(name);
-      if (calls != message.end() && !calls->empty()) {  // Templates would not see it.
-        return fields.Refuse(where + "." + name, "say in the message's content what was called");
-      }
+    Json more = Json::object();
+    for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+      const Json* text = Member(message, name);
+      if (text == nullptr) continue;
+      if (!text->is_string()) return fields.Fail(where + "." + name, "must be a string");
+      more[name] = *text;
     }
+    const Json *calls = Member(message, "tool_calls"), *call = Member(message, "function_call");
+    if (calls != nullptr && !calls->empty()) ReadToolCalls(fields, *calls, where + ".tool_calls", &more["tool_calls"]);
+    if (call != nullptr && !call->empty()) return fields.Refuse(where + ".function_call", "say tool_calls");
+    if (!more.empty()) read.more = more.dump();
     into->push_back(std::move(read));
   }
+}
+
+// What a template may be told, beside the messages.
+void ReadTemplateArguments(Fields& fields, Request* request) {
+  fields.Bool("continue_final_message", &request->continue_final_message);
+  request->add_generation_prompt = !request->continue_final_message;
+  fields.Bool("add_generation_prompt", &request->add_generation_prompt);
+  if (request->continue_final_message && !fields.failed()) {
+    if (request->add_generation_prompt) {
+      fields.Fail("continue_final_message", "goes on with the last message, add_generation_prompt begins one: choose");
+    }
+    const Message& last = request->messages.back();
+    if (last.role != "assistant" || last.content.find_first_not_of(" \t\n\v\f\r") == std::string::npos) {
+      fields.Fail("continue_final_message", "needs an assistant's message with content at the end");
+    }
+  }
+  const Json* kwargs = fields.Find("chat_template_kwargs");
+  if (kwargs == nullptr) return;
+  if (!kwargs->is_object()) return fields.Fail("chat_template_kwargs", "must be an object");
+  for (const char* name : {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
+                           "tokenize", "bos_token", "eos_token"}) {
+    if (kwargs->contains(name)) {
+      return fields.Fail(std::string("chat_template_kwargs.") + name, "is no argument of the template's own");
+    }
+  }
+  if (!kwargs->empty()) request->chat_template_kwargs = kwargs->dump();
 }
 
 void ReadPrompt(Fields& fields, Request* request) {
@@ -251,7 +314,10 @@ void CheckFields(Fields& fields, const Json& body, bool chat) {
     if (fields.failed()) return;
     const FieldRule* rule = FindField(name);
     if (rule == nullptr) return fields.Fail(UnknownField(name));
-    if (rule->use != FieldUse::kRefused || value.is_null()) continue;
+    if (value.is_null()) continue;
+    if (chat && rule->use == FieldUse::kReadInCompletion) return fields.Refuse(name, "it belongs to /v1/completions");
+    if (!chat && rule->use == FieldUse::kReadInChat) return fields.Refuse(name, "it belongs to /v1/chat/completions");
+    if (rule->use != FieldUse::kRefused) continue;
     const Json neutral = Json::parse(rule->neutral);
     const bool harmless =
         name == "add_special_tokens" ? value == !chat : std::ranges::find(neutral, value) != neutral.end();
@@ -312,6 +378,7 @@ std::variant<Request, ApiError> ParseRequest(std::string_view body, Endpoint end
   fields.Text("model", &request.model);
   if (request.chat) {
     ReadMessages(fields, &request.messages);
+    ReadTemplateArguments(fields, &request);
   } else {
     ReadPrompt(fields, &request);
   }

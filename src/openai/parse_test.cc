@@ -40,7 +40,7 @@ TEST(OpenAiParse, ReadsEveryFieldOfAChat) {
   EXPECT_TRUE(r.chat);
   EXPECT_EQ(r.model, "m");
   ASSERT_EQ(r.messages.size(), 4u);
-  EXPECT_EQ(r.messages[0].role, "system");
+  EXPECT_EQ(r.messages[0].role, "developer");
   EXPECT_EQ(r.messages[2].content, "");
   EXPECT_EQ(r.messages[3].content, "a\nb");
   EXPECT_EQ(r.max_tokens, 5u);
@@ -118,11 +118,8 @@ TEST(OpenAiParse, RefusesWhatItCannotHonour) {
                             R"("use_beam_search":true)",
                             R"("include_stop_str_in_output":true)",
                             R"("skip_special_tokens":false)",
-                            R"("continue_final_message":true)",
-                            R"("add_generation_prompt":false)",
                             R"("add_special_tokens":true)",
                             R"("chat_template":"{{x}}")",
-                            R"("chat_template_kwargs":{"enable_thinking":false})",
                             R"("documents":[{}])",
                             R"("truncate_prompt_tokens":5)",
                             R"("reasoning_effort":"low")",
@@ -141,9 +138,71 @@ TEST(OpenAiParse, RefusesWhatItCannotHonour) {
   EXPECT_EQ(Bad(Chat(R"("stream":true,"stream_options":{"continuous_usage_stats":true})"), Endpoint::kChat).param,
             "stream_options.continuous_usage_stats");
   EXPECT_EQ(Bad(R"({"prompt":"p","add_special_tokens":false})", Endpoint::kCompletion).param, "add_special_tokens");
-  EXPECT_EQ(
-      Bad(R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})", Endpoint::kChat).param,
-      "messages[0].tool_calls");
+  EXPECT_EQ(Bad(R"({"messages":[{"role":"assistant","function_call":{"name":"f"}}]})", Endpoint::kChat).param,
+            "messages[0].function_call");
+}
+
+TEST(OpenAiParse, ReadsWhatTemplatesRead) {
+  const Request r = Good(
+      R"({"messages":[{"role":"user","content":"hi","name":"Ann"},
+          {"role":"assistant","content":null,"reasoning_content":"hm","tool_calls":[
+              {"id":"c1","type":"function","index":0,"function":{"arguments":"{\"z\": 1}","name":"f"}}]},
+          {"role":"tool","content":"4","tool_call_id":"c1"},{"role":"assistant","content":"It is","tool_calls":[]}],
+          "chat_template_kwargs":{"enable_thinking":false,"a":[1,{"b":null}]},"continue_final_message":true})",
+      Endpoint::kChat);
+  EXPECT_EQ(r.messages[0].more, R"({"name":"Ann"})");
+  EXPECT_EQ(r.messages[1].content, "");
+  EXPECT_EQ(r.messages[1].more,
+            R"({"reasoning_content":"hm","tool_calls":[{"function":{"arguments":"{\"z\": 1}","name":"f"},)"
+            R"("id":"c1","type":"function"}]})");
+  EXPECT_EQ(r.messages[2].more, R"({"tool_call_id":"c1"})");
+  EXPECT_EQ(r.messages[3].more, "");
+  EXPECT_EQ(r.chat_template_kwargs, R"({"a":[1,{"b":null}],"enable_thinking":false})");
+  EXPECT_TRUE(r.continue_final_message);
+  EXPECT_FALSE(r.add_generation_prompt);
+}
+
+TEST(OpenAiParse, TemplateArgumentsHaveDefaults) {
+  const Request r = Good(Chat(R"("chat_template_kwargs":null,"continue_final_message":null)"), Endpoint::kChat);
+  EXPECT_EQ(r.chat_template_kwargs, "");
+  EXPECT_TRUE(r.add_generation_prompt);
+  EXPECT_FALSE(r.continue_final_message);
+  EXPECT_FALSE(Good(Chat(R"("add_generation_prompt":false)"), Endpoint::kChat).add_generation_prompt);
+}
+
+TEST(OpenAiParse, RefusesTemplateArgumentsThatMakeNoSense) {
+  const auto param = [](const std::string& messages, const std::string& more) {
+    return Bad(R"({"messages":[)" + messages + "]" + more + "}", Endpoint::kChat).param;
+  };
+  const std::string user = R"({"role":"user","content":"q"})", last = R"({"role":"assistant","content":"a"})";
+  EXPECT_EQ(param(user, R"(,"continue_final_message":true)"), "continue_final_message");
+  EXPECT_EQ(param(user + R"(,{"role":"assistant","content":" \n"})", R"(,"continue_final_message":true)"),
+            "continue_final_message");
+  EXPECT_EQ(param(user + "," + last, R"(,"continue_final_message":true,"add_generation_prompt":true)"),
+            "continue_final_message");
+  EXPECT_EQ(param(user, R"(,"add_generation_prompt":1)"), "add_generation_prompt");
+  EXPECT_EQ(param(user, R"(,"chat_template_kwargs":[])"), "chat_template_kwargs");
+  for (const std::string name : {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize"}) {
+    EXPECT_EQ(param(user, R"(,"chat_template_kwargs":{")" + name + R"(":1})"), "chat_template_kwargs." + name);
+  }
+  EXPECT_EQ(param(R"({"role":"user","content":"q","name":1})", ""), "messages[0].name");
+  const auto calls = [&](const std::string& text) {
+    return param(user + R"(,{"role":"assistant","tool_calls":)" + text + "}", "");
+  };
+  EXPECT_EQ(calls("{\"a\":1}"), "messages[1].tool_calls");
+  EXPECT_EQ(calls("[1]"), "messages[1].tool_calls[0]");
+  EXPECT_EQ(calls(R"([{"id":"1"}])"), "messages[1].tool_calls[0].function");
+  EXPECT_EQ(calls(R"([{"id":1,"function":{"name":"f","arguments":""}}])"), "messages[1].tool_calls[0].id");
+  EXPECT_EQ(calls(R"([{"type":"x","function":{"name":"f","arguments":""}}])"), "messages[1].tool_calls[0].type");
+  EXPECT_EQ(calls(R"([{"function":{"name":"f","arguments":{}}}])"), "messages[1].tool_calls[0].function.arguments");
+}
+
+TEST(OpenAiParse, ACompletionHasNoTemplate) {
+  for (const char* field : {R"("chat_template_kwargs":{"a":1})", R"("continue_final_message":true)"}) {
+    EXPECT_EQ(Bad(std::string(R"({"prompt":"p",)") + field + "}", Endpoint::kCompletion).code, "unsupported_parameter");
+  }
+  Good(R"({"prompt":"p","chat_template_kwargs":null,"messages":null})", Endpoint::kCompletion);
+  EXPECT_EQ(Bad(Chat(R"("prompt":"p")"), Endpoint::kChat).param, "prompt");
 }
 
 TEST(OpenAiParse, TakesWhatChangesNothing) {

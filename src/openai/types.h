@@ -13,8 +13,11 @@
 namespace terrace::openai {
 
 struct Message {
-  std::string role;
-  std::string content;  // Text parts joined by newlines.
+  std::string role;     // system, developer, user, assistant, tool or function.
+  std::string content;  // Text parts joined by newlines. "" also if there is none.
+  // What else templates read, as a JSON object: `name`, `tool_call_id`, `reasoning_content`, `tool_calls`; "" if
+  // nothing.
+  std::string more;
 };
 
 struct LogitBias {
@@ -25,17 +28,20 @@ struct LogitBias {
 // A body of /v1/chat/completions (`chat`) or /v1/completions.
 struct Request {
   bool chat = false;
-  std::string model;                   // "" if the body has none.
-  std::vector<Message> messages;       // Chat: at least one.
-  std::string prompt;                  // Completion by text,
-  std::vector<int32_t> prompt_tokens;  // or by token ids (then not empty).
-  std::optional<uint32_t> max_tokens;  // At least 1.
-  std::vector<std::string> stop;       // At most kStopsMax, none empty.
-  double temperature = 1.0;            // 0..2; 0 is greedy.
-  double top_p = 1.0;                  // 0..1.
-  double min_p = 0.0;                  // 0..1.
-  uint32_t top_k = 0;                  // 0: all.
-  double presence_penalty = 0.0;       // -2..2, as the next one: for tokens of the answer so far.
+  std::string model;                    // "" if the body has none.
+  std::vector<Message> messages;        // Chat: at least one.
+  std::string chat_template_kwargs;     // A JSON object: variables for the template; "" if none.
+  bool add_generation_prompt = true;    // Chat: the text ends with the head of an assistant's message.
+  bool continue_final_message = false;  // Chat: the answer goes on with the last message, an assistant's with content.
+  std::string prompt;                   // Completion by text,
+  std::vector<int32_t> prompt_tokens;   // or by token ids (then not empty).
+  std::optional<uint32_t> max_tokens;   // At least 1.
+  std::vector<std::string> stop;        // At most kStopsMax, none empty.
+  double temperature = 1.0;             // 0..2; 0 is greedy.
+  double top_p = 1.0;                   // 0..1.
+  double min_p = 0.0;                   // 0..1.
+  uint32_t top_k = 0;                   // 0: all.
+  double presence_penalty = 0.0;        // -2..2, as the next one: for tokens of the answer so far.
   double frequency_penalty = 0.0;
   double repetition_penalty = 1.0;    // 0.1..2: for tokens of the prompt too.
   std::vector<LogitBias> logit_bias;  // At most kLogitBiasesMax, each token once.

@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_cut_is_served_right_and_not_cached(
 
 def test_a_text_without_a_blank_harms_nobody(launcher: Launcher, tmp_path: Path):
     """Genomes, rulers, blobs: for this tokenizer llama.cpp recurses once a character."""
-    model = mamba(tmp_path / "model.gguf", launcher.model, pre="default")
+    model = mamba(tmp_path / "model.gguf", launcher.model, **{"tokenizer.ggml.pre": "default"})
     server = launcher.serve("--ctx", "4096", model=model, ready=False).wait_healthy()
     assert server.lookup(prompt("=" * 100_000))["prompt_tokens"] == 100_000 // 64 + 1
     assert server.lookup(prompt(" " * 100_000))["prompt_tokens"] > 1000

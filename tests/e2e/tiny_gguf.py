@@ -92,13 +92,13 @@ class _Tensors:
         self._add(name, shape, 1, bytes(data))
 
 
-def _write(path: Path, like: Path, arch: str, entries: dict, tensors: _Tensors, pre: str | None = None) -> Path:
-    """`pre`: another way to split text before it is tokenized."""
+def _write(path: Path, like: Path, arch: str, entries: dict, tensors: _Tensors, **others: str | None) -> Path:
+    """`others`: entries `tokenizer.*` that are not as in `like`; None: it has no such entry."""
     tokenizer, _ = _tokenizer_of(like)
-    if pre is not None:
-        name = _text("tokenizer.ggml.pre")
-        tokenizer = [entry for entry in tokenizer if not entry.startswith(name)]
-        tokenizer.append(_entry("tokenizer.ggml.pre", pre))
+    for name, value in others.items():
+        tokenizer = [entry for entry in tokenizer if not entry.startswith(_text(name))]
+        if value is not None:
+            tokenizer.append(_entry(name, value))
     all_entries = [
         _entry("general.architecture", arch),
         *(_entry(f"{arch}.{k}", v) for k, v in entries.items()),
@@ -123,7 +123,7 @@ def _mamba_layer(t: _Tensors, i: int) -> None:
     t.noise(f"blk.{i}.ssm_out.weight", inner, EMBEDDING)
 
 
-def mamba(path: Path, like: Path, pre: str | None = None) -> Path:
+def mamba(path: Path, like: Path, **others: str | None) -> Path:
     """Recurrent."""
     t = _Tensors(1)
     t.noise("token_embd.weight", EMBEDDING, _tokenizer_of(like)[1])
@@ -135,7 +135,7 @@ def mamba(path: Path, like: Path, pre: str | None = None) -> Path:
         "block_count": 2, "ssm.conv_kernel": 4, "ssm.inner_size": 2 * EMBEDDING, "ssm.state_size": 16,
         "ssm.time_step_rank": 8, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    return _write(path, like, "mamba", entries, t, pre)
+    return _write(path, like, "mamba", entries, t, **others)
 
 
 def jamba(path: Path, like: Path) -> Path:

@@ -26,7 +26,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (request.stop.size() > kStopsMax || request.temperature < 0 || request.temperature > 2 || request.top_p < 0 ||
         request.top_p > 1 || request.min_p < 0 || request.min_p > 1 || request.max_tokens == 0u ||
         request.repetition_penalty <= 0 || request.logit_bias.size() > kLogitBiasesMax ||
-        (request.chat && request.messages.empty())) {
+        (request.chat && request.messages.empty()) ||
+        (request.continue_final_message && request.messages.back().content.empty())) {
       std::abort();
     }
   }
