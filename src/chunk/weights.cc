@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -79,8 +80,11 @@ Result<Digest> HashFile(const std::string& path, const std::string& identity, co
   if (IdOf(before).Name() != identity) {
     return Fail(Code::kUnavailable, "weights " + path + ": changed at the start; start again");
   }
+  struct statfs filesystem{};
+  const bool is_kept =
+      !cache_dir.empty() && fstatfs(fd, &filesystem) == 0 && LastingIdentity(before, filesystem.f_type);
   const std::string cached_path = cache_dir + "/" + IdOf(before).Name();
-  if (!cache_dir.empty()) {
+  if (is_kept) {
     if (const auto cached = ReadCache(cached_path)) return *cached;
   }
   Sha256 hash;
@@ -98,7 +102,7 @@ Result<Digest> HashFile(const std::string& path, const std::string& identity, co
   if (fstat(fd, &after) != 0 || !(IdOf(before) == IdOf(after))) {
     return Fail(Code::kUnavailable, "weights " + path + ": changed while being read; start again");
   }
-  if (!cache_dir.empty()) WriteCache(cache_dir, cached_path, digest);
+  if (is_kept) WriteCache(cache_dir, cached_path, digest);
   return digest;
 }
 
@@ -155,6 +159,11 @@ Result<Digest> WeightsDigest::Wait() const {
   std::unique_lock lock(mutex_);
   known_.wait(lock, [&] { return result_.has_value(); });
   return *result_;
+}
+
+bool LastingIdentity(const struct stat& st, long filesystem_type) {
+  constexpr long kFuse = 0x65735546;  // FUSE_SUPER_MAGIC of the kernel, which virtiofs has, too.
+  return filesystem_type != kFuse && (st.st_mtim.tv_nsec != 0 || st.st_ctim.tv_nsec != 0);
 }
 
 std::string DefaultDigestCacheDir() {

@@ -1,7 +1,10 @@
 // The content digest of weights: SHA-256 of all bytes of a file, computed in the background, kept in a cache folder by
 // the file's identity (device, inode, size, mtime and ctime in nanoseconds), so that the next start knows it at once.
-// No sampling: a fine-tune may change one layer.
+// An identity that may be another file's by then is not kept (LastingIdentity). No sampling: a fine-tune may change one
+// layer.
 #pragma once
+
+#include <sys/stat.h>
 
 #include <condition_variable>
 #include <memory>
@@ -42,6 +45,11 @@ class WeightsDigest {
   bool stop_ = false;                     // Guarded by mutex_.
   std::thread thread_;
 };
+
+// Whether a file's identity names its bytes at the next start, too. `filesystem_type` is the one of statfs(2). On FUSE
+// inodes may be counted anew with each mount. And files of one size and inode are told apart by their times: where
+// these are whole seconds, by nothing.
+bool LastingIdentity(const struct stat& st, long filesystem_type);
 
 // $XDG_CACHE_HOME/terrace/digests, or ~/.cache/terrace/digests; "" without a home.
 std::string DefaultDigestCacheDir();

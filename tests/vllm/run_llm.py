@@ -2,10 +2,13 @@
 from stdin, prints what came out as the last line.
 
     {"engines": [{"model": "...", "options": {...}, "environment": {...}, "steps": [{"prompts": [...], "max_tokens": 8,
-      "salt": null, "forget": false, "adapter": ["name", 1, "/folder"], "flip": "/a/file", "trace": "/a/log"}]}]}
+      "salt": null, "forget": false, "adapter": ["name", 1, "/folder"], "flip": "/a/file", "trace": "/a/log",
+      "do": [["call", "method", {}], ["call_unseen", "method", {}], ["write"], ["load", "/folder"], ["reset"]]}]}]}
 
 A prompt is a text or a list of tokens. `forget` empties vLLM's own prefix cache before the step; `flip` changes a bit
-of a file; `trace` writes what the scheduler's thread asks of the kernel. A step answers with the texts, the seconds it
+of a file; `do` does what trainers do, before the prefix cache is emptied: calls a method of the workers as users do,
+or past the engine; writes to a tensor of the model; gives its loader other files; resets the connector's cache, too.
+`trace` writes what the scheduler's thread asks of the kernel. A step answers with the texts, the seconds it
 took, how many tokens of its prompts came from outside and how often a request was preempted (vLLM's own counters), how
 long each call of the connector by the scheduler took, and how many steps have begun, for the connector, and not ended.
 """
@@ -27,6 +30,7 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
@@ -40,6 +44,22 @@ def counters(llm: LLM) -> dict[str, int]:
             name = metric.name + "".join(f" {metric.labels[k]}" for k in ("outcome", "reason") if k in metric.labels)
             found[name] = found.get(name, 0) + metric.value
     return found
+
+
+def do(llm: LLM, action: str, *arguments: object) -> None:
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    if action == "call":
+        llm.collective_rpc(arguments[0], kwargs=arguments[1])
+    elif action == "call_unseen":
+        executor.collective_rpc(arguments[0], kwargs=arguments[1])
+    elif action == "reset":
+        assert llm.llm_engine.reset_prefix_cache(reset_connector=True)
+    else:
+        model = executor.driver_worker.worker.model_runner.model
+        if action == "write":
+            dict(model.named_parameters())["model.norm.weight"].data.mul_(1.5)
+        else:
+            model.load_weights(list(load_file(Path(arguments[0]) / "model.safetensors").items()))
 
 
 def run(plan: dict) -> list[dict]:
@@ -67,6 +87,8 @@ def run(plan: dict) -> list[dict]:
     seconds = watch(connector)
     answers = []
     for step in plan["steps"]:
+        for action in step.get("do", ()):
+            do(llm, *action)
         if step.get("forget"):
             assert llm.reset_prefix_cache()
         if step.get("flip"):

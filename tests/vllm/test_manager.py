@@ -15,10 +15,10 @@ import pytest
 from plain_request import plain_request
 from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
-from terrace_kv.vllm.connector import is_on, said_by_user, seconds, whole_chunks
-from terrace_kv.vllm.content import Contents, file_digest
+from terrace_kv.vllm.connector import Step, Worker, is_on, said_by_user, seconds, whole_chunks
+from terrace_kv.vllm.content import Contents, file_digest, is_lasting, kind_of_mount
 from terrace_kv.vllm.engine import GPULoadStoreSpec, LookupResult, ReqContext, ScheduleEndContext
-from terrace_kv.vllm.space import Shard, Spaces
+from terrace_kv.vllm.space import Facts, Shard, Spaces, model_folder, this_host
 
 CHUNK = 4
 BYTES = 1000
@@ -36,6 +36,10 @@ class FakeSpaces:
     asked: list = field(default_factory=list)
     digest: Future = field(default_factory=Future)
     space: bytes = SPACE
+    reason: str = "weights_pending"
+
+    def lose(self, why: str) -> None:
+        self.known, self.reason = False, "weights_changed"
 
     def renew(self) -> None:
         self.space = bytes([255]) * 32
@@ -266,15 +270,63 @@ def test_after_a_reset_nothing_of_before_has_a_name() -> None:
     context = scheduler.add(13)
     assert scheduler.ask(context, 4) == ["RETRY"]
     before = scheduler.manager.prepare_store([scheduler.key(4)], context).store_spec
-    assert not before.void
+    assert before.epoch == scheduler.manager.epoch
     scheduler.manager.reset_cache()
     assert client.calls[0].cancelled
-    assert before.void, "vLLM's worker may still have it to do"
+    assert before.epoch != scheduler.manager.epoch, "vLLM's worker may still have it to do"
     assert scheduler.ask(context, 4) == ["RETRY"]
     assert client.calls[1].chain[0] != client.calls[0].chain[0]
     after = scheduler.manager.prepare_store([scheduler.key(4)], context).store_spec
-    assert not after.void
+    assert after.epoch == scheduler.manager.epoch
     assert after.chunks[0][0][0] == client.calls[1].chain[0]
+
+
+def test_after_a_change_of_weights_nothing_is_found_or_kept_until_a_reset() -> None:
+    client, spaces = FakeClient(), FakeSpaces()
+    scheduler = Scheduler(client, spaces)
+    before = scheduler.add(13)
+    assert scheduler.ask(before, 4) == ["RETRY"]
+    scheduler.manager.weights_changed("a test says so")
+    assert client.calls[0].cancelled
+    for context in (before, scheduler.add(13)):
+        assert scheduler.ask(context, 4) == ["MISS"]
+        assert scheduler.manager.prepare_store([scheduler.key(4)], context).keys_to_store == []
+    assert "weights_changed" in str(scheduler.counted())
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_deferred_saves_of_before_a_reset_are_not_made(changed: bool) -> None:
+    """Their pages may hold something else by then. The worker may be in another process: what it gets was pickled."""
+    scheduler = Scheduler(FakeClient(), FakeSpaces())
+    context = scheduler.add(13)
+    saved: list = []
+    pages = SimpleNamespace(save=lambda job, *_: saved.append(job), drop_saves=lambda: saved.append("dropped"))
+    worker = Worker(SimpleNamespace(shards=[shard()], rank=0, why_not="", pages=pages), SimpleNamespace(tensors=[]), 1)
+    worker._instance.why_not = None
+
+    def store(job: int) -> None:
+        spec = scheduler.manager.prepare_store([scheduler.key(4)], context).store_spec
+        later.append((job, GPULoadStoreSpec([1], group_sizes=[1], block_indices=[0]), pickle.loads(pickle.dumps(spec))))
+
+    later: list = []
+    for job in (0, 1):
+        store(job)
+    worker.begin(Step(scheduler.manager.epoch, look=False))
+    worker.submit_store(*later[0])
+    assert saved == [0]
+    if changed:
+        worker.weights = SimpleNamespace(changed=lambda: True, renew=lambda: None)
+        worker.begin(Step(scheduler.manager.epoch, look=True))
+        assert worker.tells
+        worker.submit_store(*later[1])
+        assert saved == [0], "of weights that nobody knows"
+    scheduler.manager.reset_cache()
+    worker.begin(Step(scheduler.manager.epoch, look=False))
+    worker.submit_store(*later[1])
+    assert saved == [0, "dropped"]
+    store(2)
+    worker.submit_store(*later[2])
+    assert saved == [0, "dropped", 2]
 
 
 def test_spaces_that_are_renewed_are_known_to_nobody_else() -> None:
@@ -283,7 +335,8 @@ def test_spaces_that_are_renewed_are_known_to_nobody_else() -> None:
         spaces._weights = Future()
         spaces._weights.set_result(SPACE)
         spaces._ids, spaces._complained = {}, False
-        fields = {"engine_state_version": 1, "kv_dtype_k": "f", "kv_dtype_v": "f", "layers": 1, "attention": "a"}
+        spaces._settings, spaces._groups = [("settings", "adapters")], [("full", "group")]
+        fields = {"engine_state_version": 1, "kv_dtype_k": "f", "kv_dtype_v": "f", "layers": 1}
         spaces._fields = [{"engine": "vllm", "engine_build": "x", "layout": "l", **fields}]
         return spaces
 
@@ -479,6 +532,7 @@ def test_a_digest_is_of_all_bytes_and_kept_by_the_files_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("terrace_kv.vllm.content.kind_of_mount", lambda device: "ext4")
     model = tmp_path / "model"
     model.mkdir()
     (model / "a.safetensors").write_bytes(b"x" * 100_000)
@@ -501,6 +555,93 @@ def test_weights_that_changed_after_the_engine_began_have_no_name(tmp_path: Path
     weights.write_bytes(b"x")
     with pytest.raises(ValueError, match="start again"):
         file_digest(weights, unchanged_since=time.time() - 3600)
+
+
+def test_identities_that_do_not_last_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On FUSE another mount may give the same inode, size and second to other bytes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    weights = tmp_path / "a.safetensors"
+    weights.write_bytes(b"x")
+    stat = weights.stat()
+    assert is_lasting(stat, "") and is_lasting(stat, "nfs4")
+    assert kind_of_mount(Path("/proc/self").stat().st_dev) == "proc"
+    for kind in ("fuse", "fuse.s3fs", "virtiofs"):
+        assert not is_lasting(stat, kind)
+    whole = SimpleNamespace(st_mtime_ns=7 * 10**9, st_ctime_ns=8 * 10**9)
+    assert not is_lasting(whole, "ext4")
+    monkeypatch.setattr("terrace_kv.vllm.content.kind_of_mount", lambda device: "fuse.s3fs")
+    assert file_digest(weights, None) == hashlib.sha256(b"x").digest()
+    assert not (tmp_path / "cache").exists()
+
+
+def hub(folder: Path, name: str, revision: str) -> Path:
+    """A Hugging Face cache with one model."""
+    model = folder / f"models--{name.replace('/', '--')}"
+    snapshot = model / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(revision)
+    (snapshot / "model.safetensors").write_bytes(b"x")
+    return snapshot
+
+
+def test_the_models_folder_is_the_one_that_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = hub(tmp_path, "org/model", "1" * 40)
+    config = SimpleNamespace(model="org/model", revision=None)
+    assert model_folder(config, SimpleNamespace(download_dir=str(tmp_path))).resolve() == snapshot.resolve()
+    local = SimpleNamespace(model=str(tmp_path), revision=None)
+    assert model_folder(local, SimpleNamespace(download_dir=None)) == tmp_path
+    asked = []
+
+    def from_modelscope(model: str, revision: str | None) -> str:
+        asked.append((model, revision))
+        return "/of/modelscope"
+
+    monkeypatch.setattr("terrace_kv.vllm.space.maybe_download_from_modelscope", from_modelscope)
+    assert model_folder(config, SimpleNamespace(download_dir=None)) == Path("/of/modelscope")
+    assert asked == [("org/model", None)]
+
+
+def test_a_folder_that_is_not_found_costs_the_cache_alone() -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("no hub")
+
+    contents = Contents()
+    with pytest.raises(ValueError, match="no hub"):
+        contents.model(nowhere, (".safetensors",), None).result(30)
+    contents.stop()
+
+
+def told(workers: dict, has_node: bool = False) -> list[bytes] | None:
+    spaces = Spaces.__new__(Spaces)
+    spaces._weights = Future()
+    spaces._weights.set_result(SPACE)
+    spaces._ids, spaces._complained, spaces._settings = {}, False, None
+    spaces.shards = [shard(rank=0), shard(rank=1)]
+    spaces._groups = [("full", "group")] * 2
+    fields = {"engine_state_version": 1, "kv_dtype_k": "f", "kv_dtype_v": "f", "layers": 1}
+    spaces._fields = [{"engine": "vllm", "engine_build": "x", "layout": "l", **fields, "tp_rank": n} for n in range(2)]
+    spaces.told(workers, has_node)
+    return spaces.ids("", None)
+
+
+def test_ranks_on_several_hosts_need_nodes_of_their_own() -> None:
+    here, there = Facts(this_host(), "s", "a"), Facts("another host", "s", "a")
+    assert told({(0, 0): here, (0, 1): here}) is not None
+    assert told({(0, 0): here, (0, 1): there}) is None
+    assert told({(0, 0): here, (0, 1): there}, has_node=True) is not None
+
+
+def test_what_a_worker_can_not_name_is_shared_with_nobody() -> None:
+    def ids(*facts: Facts) -> list[bytes] | None:
+        return told({(0, rank): fact for rank, fact in enumerate(facts)})
+
+    named, unnamed = Facts(this_host(), "s", "a"), Facts(this_host(), why_not="a thing")
+    assert ids(named, named) == ids(named, named)
+    assert ids(named, Facts(this_host(), "other", "a")) != ids(named, named)
+    assert ids(unnamed, unnamed) is not None
+    assert ids(unnamed, unnamed) != ids(unnamed, unnamed)
+    assert ids(named) is None, "of one rank nothing is known"
 
 
 def test_a_blob_of_the_hub_is_its_own_name(tmp_path: Path) -> None:

@@ -35,13 +35,16 @@ from .engine import (
     OffloadingManager,
     OffloadingSpec,
     OffloadingWorker,
+    OffloadingWorkerMetadata,
     TransferResult,
     current_platform,
     init_logger,
+    watch_calls,
 )
 from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
+from .model import Weights, model_of
 from .node import PrivateNode, private_socket, unbound
-from .space import Shard, Spaces, shards_of, why_not_cached
+from .space import Facts, Shard, Spaces, facts_of, shards_of, why_not_cached
 
 logger = init_logger("vllm.terrace")
 
@@ -49,6 +52,8 @@ DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
 # For a worker in another process to get chunks that lie in RAM and are held by the scheduler. Only a node that hangs
 # from that moment on takes so long: of one that hangs the scheduler gets none to hold.
 BORROW_S = 30.0
+# How often weights are looked at while requests run without a pause. When none runs they are looked at with the next.
+LOOK_S = 10.0
 UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings, which the client has checked.
 
 
@@ -143,6 +148,26 @@ class Borrowing:
     deadline: float
 
 
+@dataclass
+class Step:
+    """What the scheduler tells workers with each step."""
+
+    epoch: int  # Of the manager.
+    look: bool  # Whether the weights are what they were.
+
+
+@dataclass
+class Told(OffloadingWorkerMetadata):
+    """And what they tell it."""
+
+    weights_changed: bool = False
+
+    def aggregate(self, other: Any) -> "Told":
+        both = super().aggregate(other)
+        changed = self.weights_changed or other.weights_changed
+        return Told(both.completed_jobs, both.transfer_stats, changed)
+
+
 class Worker(OffloadingWorker):
     """Copies between vLLM's pages and chunks. A save that is not taken is done, too; a load that fails is told."""
 
@@ -155,6 +180,10 @@ class Worker(OffloadingWorker):
         self._done: list[TransferResult] = []  # Of jobs for which there was nothing to do.
         self.requests: dict[int, str] = {}  # Of load jobs.
         self.failed: set[str] = set()  # Requests.
+        self.weights: Weights | None = None
+        self.changed = False  # They are not those whose digest names the KV, ...
+        self.tells = False  # ... which the scheduler does not know yet.
+        self._epoch = 0
         if instance.why_not is None:
             with unbound():
                 pages = make_pages(instance.client, caches, blocks_per_chunk)
@@ -171,10 +200,22 @@ class Worker(OffloadingWorker):
             return chain
         return chain.on_rank(spaces[self._instance.rank], self._shards[0].tp_rank, self._shards[0].pp_rank)
 
+    def begin(self, step: Step) -> None:
+        """Before anything of this step is saved or loaded."""
+        if step.epoch != self._epoch:
+            self._epoch = step.epoch
+            self.changed = self.tells = False
+            if self.weights is not None:
+                self.weights.renew()
+            if hasattr(self._instance.pages, "drop_saves"):
+                self._instance.pages.drop_saves()
+        elif step.look and not self.changed and self.weights is not None and self.weights.changed():
+            self.changed = self.tells = True
+
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(dst_spec, SaveSpec)
         chunks, blocks = whole_chunks(dst_spec.chunks, src_spec, self._blocks_per_chunk)
-        if self._instance.pages is None or dst_spec.void or not chunks:
+        if self._instance.pages is None or self.changed or dst_spec.epoch != self._epoch or not chunks:
             self._done.append(TransferResult(job_id, True, 0, 0.0))
             return True
         mine: dict[int, Chain] = {}  # By group. Of one request.
@@ -186,7 +227,7 @@ class Worker(OffloadingWorker):
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         assert isinstance(src_spec, LoadSpec)
-        if self._instance.pages is None:
+        if self._instance.pages is None or self.changed:
             self._fail(job_id)
         elif src_spec.leases:
             self._load(job_id, src_spec.leases, dst_spec)
@@ -327,6 +368,7 @@ class TerraceConnector(OffloadingConnector):
             together=parallel.distributed_executor_backend == "uni",
             starts_node=is_worker and parallel.rank == 0,
         )
+        self._instance = instance
         why = why_not_cached(vllm_config, kv_cache_config)
         if why and not instance.why_not:
             instance.why_not = why
@@ -356,7 +398,34 @@ class TerraceConnector(OffloadingConnector):
                 instance.shards = shards_of(vllm_config, kv_cache_config, blocks_per_chunk)
             if instance.spaces is None and not is_worker:
                 instance.spaces = Spaces(vllm_config, kv_cache_config, instance.shards)
+        self._config = vllm_config
+        self._model = model_of(vllm_config) if is_worker and instance.why_not is None else None
+        self._looked = 0.0
         super().__init__(vllm_config, role, kv_cache_config)
+        if not is_worker:
+            watch_calls(self)
+
+    def get_handshake_metadata(self) -> Facts | None:
+        if self._instance.why_not is not None:
+            return None
+        return facts_of(self._config, self._model)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        if self._instance.spaces is not None:
+            facts = {
+                ranks: told for ranks, told in metadata.items() if isinstance(told, Facts)
+            }  # Not of others' beside us.
+            self._instance.spaces.told(facts, has_node=bool(configured_node()))
+
+    def called(self, method: str) -> None:
+        self._manager.weights_changed(f"{method} was called in the workers, and may have replaced weights")
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        if self._model is not None:
+            parallel, offload = self._config.parallel_config, self._config.offload_config
+            moves = parallel.enable_eplb or offload.prefetch.offload_group_size > 0
+            self._worker.weights = Weights(self._model, samples=not moves)
 
     @property
     def _manager(self) -> Manager:
@@ -377,7 +446,25 @@ class TerraceConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         self._manager.pace.step_begins(scheduler_output.total_num_scheduled_tokens, time.monotonic())
-        return super().build_connector_meta(scheduler_output)
+        meta = super().build_connector_meta(scheduler_output)
+        now, running = time.monotonic(), scheduler_output.scheduled_cached_reqs.req_ids
+        # Whoever replaces weights from within the process, between steps, does so while nothing runs.
+        look = not running and bool(scheduler_output.scheduled_new_reqs or meta.load_jobs)
+        if look or now - self._looked > LOOK_S:
+            look, self._looked = True, now
+        meta.terrace = Step(self._manager.epoch, look)
+        return meta
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        self._worker.begin(kv_connector_metadata.terrace)
+        super().handle_preemptions(kv_connector_metadata)
+
+    def build_connector_worker_meta(self) -> Any:
+        meta = super().build_connector_worker_meta()
+        if self.connector_worker is None or (meta is None and not self._worker.tells):
+            return meta
+        changed, self._worker.tells = self._worker.tells, False
+        return Told(meta.completed_jobs, meta.transfer_stats, changed) if meta else Told(weights_changed=changed)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         worker = self._worker
@@ -400,6 +487,9 @@ class TerraceConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: Any) -> None:
         for req_id in connector_output.failed_recving or ():
             self._manager.give_up(req_id)
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, Told) and told.weights_changed:
+            self._manager.weights_changed("the weights in the workers are not those that were loaded")
         super().update_connector_output(connector_output)
 
     @classmethod

@@ -33,6 +33,24 @@ def identity(stat: os.stat_result) -> str:
     return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
 
 
+def is_lasting(stat: os.stat_result, kind: str) -> bool:
+    """Whether a file's identity names its bytes at the next start, too. On FUSE inodes may be counted anew with each
+    mount. And files of one size and inode are told apart by their times: where these are whole seconds, by nothing."""
+    made_up = kind.startswith("fuse") or kind == "virtiofs"
+    return not made_up and bool(stat.st_mtime_ns % 10**9 or stat.st_ctime_ns % 10**9)
+
+
+def kind_of_mount(device: int) -> str:
+    """Of file system, as the kernel calls it; "" if it isn't listed."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    kinds = [line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2] == wanted]
+    return kinds[-1] if kinds else ""
+
+
 def file_digest(path: Path, unchanged_since: float | None) -> bytes:
     """SHA-256 of a file that has been as it is since then (seconds since 1970)."""
     if known := hub_digest(path):
@@ -42,7 +60,8 @@ def file_digest(path: Path, unchanged_since: float | None) -> bytes:
         if unchanged_since is not None and before.st_ctime > unchanged_since:
             raise ValueError(f"{path} was changed after the engine began to read it: start again to cache")
         folder = cache_folder()
-        kept = folder / identity(before) if folder else None
+        lasting = is_lasting(before, kind_of_mount(before.st_dev))
+        kept = folder / identity(before) if folder and lasting else None
         if kept and kept.is_file() and re.fullmatch(r"[0-9a-f]{64}\n", text := kept.read_text()):
             return bytes.fromhex(text.strip())
         digest = hashlib.file_digest(file, "sha256").digest()
@@ -71,6 +90,20 @@ class Contents:
 
     def run(self, what: Callable[..., bytes], *arguments: Any) -> Future[bytes]:
         return self._pool.submit(what, *arguments)
+
+    def model(
+        self, folder: Callable[[], Path], suffixes: tuple[str, ...], unchanged_since: float | None
+    ) -> Future[bytes]:
+        """Where the model lies is found out on our thread, too: it may have to be looked up."""
+
+        def find() -> bytes:
+            try:
+                found = folder()
+            except Exception as error:  # Of the hubs' libraries: whatever it is, the server goes on.
+                raise ValueError(f"the folder of the model's weights is not found: {error}") from error
+            return self.folder(found, suffixes, unchanged_since)
+
+        return self.run(find)
 
     def folder(self, folder: Path, suffixes: tuple[str, ...], unchanged_since: float | None) -> bytes:
         files = sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.is_file())

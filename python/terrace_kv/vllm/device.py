@@ -135,6 +135,12 @@ class DevicePages:
         finished, self._finished = self._finished, []
         return finished
 
+    def drop_saves(self) -> None:
+        """Those whose pages were not read yet: they hold something else by now."""
+        for piece in self._saves.waiting:
+            self._settled(piece, 0)
+        self._saves.waiting.clear()
+
     def wait(self, jobs: list[int]) -> None:
         """Until their blocks are not needed any more."""
         wanted = set(jobs)

@@ -79,7 +79,7 @@ class SaveSpec(LoadStoreSpec):
 
     chunks: list[tuple[Chain, int, int]]
     spaces: list[list[bytes]]  # Of all ranks, a group each.
-    void: list[bool]  # Shared with the manager, if the worker is in its process. Not empty: the pages are gone.
+    epoch: int  # How often the cache was reset by then. Of an earlier one the pages are gone.
 
 
 def media_of(request: Any) -> list[tuple[int, int, bytes]] | None:
@@ -208,7 +208,7 @@ class Manager(OffloadingManager):
         self._spaces = spaces
         self._load_deadline_s = load_deadline_s
         self._shutdown = shutdown
-        self._void: list[bool] = []
+        self.epoch = 0
         self._requests: dict[str, Request] = {}
         self._prefetches: dict[str, list[LoadCall]] = {}
         self._stats = OffloadingConnectorStats()
@@ -395,7 +395,7 @@ class Manager(OffloadingManager):
                 taken.append(key)
         spaces = tracked.spaces if tracked else []
         of_ranks = [[spaces[shard] for shard in shards] for shards in self._of_group.values()] if spaces else []
-        spec = SaveSpec(chunks, of_ranks, self._void)
+        spec = SaveSpec(chunks, of_ranks, self.epoch)
         return PrepareStoreOutput(keys_to_store=taken, store_spec=spec, evicted_keys=[])
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -414,16 +414,24 @@ class Manager(OffloadingManager):
     def reset_cache(self) -> None:
         """What was computed so far is not to be used: the weights may be others from here on, and the pages gone.
         Chunks can't be taken back from others who share them, so what is computed from here on has other names."""
-        self._void.append(True)
-        self._void = []
+        self._forget()
+        if self._spaces is not None:
+            self._spaces.renew()
+
+    def weights_changed(self, why: str) -> None:
+        """Or so it seems, and vLLM's own cache was not reset: nothing is found and kept until it is."""
+        self._forget()
+        if self._spaces is not None:
+            self._spaces.lose(why)
+
+    def _forget(self) -> None:
+        self.epoch += 1
         for tracked in self._requests.values():
             self._cancel(tracked)
             tracked.asked, tracked.chains, tracked.spaces = {}, [], []
         for calls in self._prefetches.values():
             for call in calls:
                 call.cancel()
-        if self._spaces is not None:
-            self._spaces.renew()
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         self._set_gauges(time.monotonic())
@@ -495,7 +503,8 @@ class Manager(OffloadingManager):
         if not tracked.chains or end is None or tracked.chains[0].tokens < end:
             self._extend(tracked)
         if not tracked.chains:
-            self._count(tracked, "miss", "weights_pending" if self._cacheable(tracked.request) else "not_cacheable")
+            cacheable = self._spaces is not None and self._cacheable(tracked.request)
+            self._count(tracked, "miss", self._spaces.reason if self._spaces and cacheable else "not_cacheable")
             return None
         group = get_offload_group_idx(key)
         shard = self._of_group[group][0]

@@ -1,9 +1,9 @@
 """What must be equal for two vLLM servers to share KV (docs/internals/keys.md has the fields)."""
 
 import concurrent.futures
-import hashlib
 import json
 import os
+import socket
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,24 @@ import terrace_kv
 
 from . import BEGAN
 from .content import WEIGHTS, Contents
-from .engine import VERSION, current_platform, get_pp_indices, init_logger
+from .engine import (
+    VERSION,
+    KVConnectorHandshakeMetadata,
+    current_platform,
+    environment_variables,
+    get_pp_indices,
+    init_logger,
+    maybe_download_from_modelscope,
+)
+from .model import resolved
+from .settings import Unnamed, adapter_settings, digest_of, settings_of
 
 logger = init_logger("vllm.terrace")
 
 # Weights that are hashed faster than this are known before the server takes requests, so that the first one is cached.
 WEIGHTS_WAIT_S = 5.0
+# Why requests find nothing, as metrics say it.
+WEIGHTS_PENDING, WEIGHTS_CHANGED = "weights_pending", "weights_changed"
 STATE_VERSION = 1  # Of the payload: what src/pages.h describes.
 # Formats in which the weights are the files of the model's folder. Others (dummy, streams) are not cached.
 LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors")
@@ -99,12 +111,53 @@ def shards_of(config: Any, kv_cache_config: Any, blocks_per_chunk: int) -> list[
     return shards
 
 
-def model_folder(model_config: Any) -> Path:
+def model_folder(model_config: Any, load_config: Any) -> Path:
+    """From which vLLM has loaded the weights."""
     if os.path.isdir(model_config.model):
         return Path(model_config.model)
+    if folder := maybe_download_from_modelscope(model_config.model, model_config.revision):
+        return Path(folder)
     from huggingface_hub import snapshot_download  # It is there already: vLLM has loaded it.
 
-    return Path(snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True))
+    return Path(
+        snapshot_download(
+            model_config.model,
+            revision=model_config.revision,
+            cache_dir=load_config.download_dir,
+            local_files_only=True,
+        )
+    )
+
+
+def this_host() -> str:
+    """The machine and its network, within which the sockets of private nodes have names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Facts(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler when the model is loaded: digests of its settings, and where it runs."""
+
+    host: str
+    settings: str = ""
+    adapters: str = ""  # For requests with an adapter, besides.
+    why_not: str = ""  # Something can't be named: what is computed is for this server alone.
+
+
+def facts_of(config: Any, model: torch.nn.Module | None) -> Facts:
+    try:
+        if model is None:
+            raise Unnamed("the loaded model is not found")
+        settings, found = settings_of(config, environment_variables), resolved(model)
+        adapters = [adapter_settings(config), found.pop("adapters")]
+        logger.debug("Terrace: what this worker's KV depends on: %s", json.dumps([settings, found], sort_keys=True))
+        return Facts(this_host(), digest_of([settings, found]), digest_of(adapters))
+    except (Unnamed, OSError) as error:
+        return Facts(this_host(), why_not=str(error) or type(error).__name__)
 
 
 def kernels() -> str:
@@ -122,28 +175,19 @@ class Spaces:
         self._adapters: dict[int, bytes] = {}  # By vLLM's number, as it was when it was first met.
         self._ids: dict[tuple[str, bytes], list[bytes]] = {}
         self._complained = False
+        self.reason = WEIGHTS_PENDING  # Why there are no ids, while there are none.
         self.shards = shards
         model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-        settings = model.hf_config.to_dict()
-        for name in ("_name_or_path", "transformers_version"):  # Of the file, not of the model.
-            settings.pop(name, None)
+        self._settings: list[tuple[str, str]] | None = (
+            None  # Of a shard's worker; for requests with an adapter, besides.
+        )
         self._fields: list[dict[str, Any]] = []  # A shard each.
+        self._groups: list[tuple[str, str]] = []  # A shard each: the kind, and a digest of what a group has of its own.
         for shard in shards:
             group = kv_cache_config.kv_cache_groups[shard.group]
             spec = group.kv_cache_spec
-            effective = {
-                "config": settings,
-                "dtype": str(model.dtype),
-                "quantization": str(model.quantization),
-                "cache_dtype": str(cache.cache_dtype),
-                "backend": str(config.attention_config.backend),
-                "sliding_window": str(getattr(spec, "sliding_window", None)),
-                "layers": list(group.layer_names),
-            }
-            for name in ("mm_processor_kwargs", "media_io_kwargs"):  # vLLM's digests of images know a request's only.
-                if value := getattr(model.multimodal_config, name, None):
-                    effective[name] = value
-            digest = hashlib.sha256(json.dumps(effective, sort_keys=True, default=str).encode()).hexdigest()
+            own = [str(getattr(spec, "sliding_window", None)), list(group.layer_names)]
+            self._groups.append((KINDS[type(spec).__name__], digest_of(own)))
             dtype = str(spec.dtype).removeprefix("torch.")
             self._fields.append(
                 {
@@ -157,7 +201,6 @@ class Spaces:
                     "head_size": spec.head_size,
                     "head_size_v": getattr(spec, "head_size_v", None) or spec.head_size,
                     "layout": f"vllm.pages {cache.kv_cache_layout} block {spec.block_size} chunk {shard.payload_bytes}",
-                    "attention": f"{KINDS[type(spec).__name__]}, model settings {digest}",
                     "tp_size": parallel.tensor_parallel_size,
                     "tp_rank": shard.tp_rank,
                     "pp_size": parallel.pipeline_parallel_size,
@@ -166,8 +209,38 @@ class Spaces:
                     "chunk_tokens": shard.chunk_tokens,
                 }
             )
-        self._weights = self._contents.start(model_folder(model), WEIGHTS, unchanged_since=BEGAN)
+        self._weights = self._contents.model(lambda: model_folder(model, config.load_config), WEIGHTS, BEGAN)
         self.wait(WEIGHTS_WAIT_S)
+
+    def told(self, workers: dict[tuple[int, int], Facts], has_node: bool) -> None:
+        """By all workers, by their ranks in the pipeline and among tensors."""
+        if any(facts.host != this_host() for facts in workers.values()) and not has_node:
+            logger.warning(
+                "Terrace caches nothing of this server: its workers are on several hosts, and its node is on one. "
+                "Run `terrace node` on each of them and name its socket (TERRACE_NODE)"
+            )
+            return
+        if missing := [shard for shard in self.shards if (shard.pp_rank, shard.tp_rank) not in workers]:
+            logger.warning("Terrace caches nothing of this server: rank %d has not told its settings", missing[0].rank)
+            return
+        for why in sorted({facts.why_not for facts in workers.values() if facts.why_not}):
+            logger.warning("Terrace shares nothing of this server with others: %s", why)
+        alone = os.urandom(32).hex()
+        of_shards = [workers[shard.pp_rank, shard.tp_rank] for shard in self.shards]
+        self._settings = [(f.settings or alone, f.adapters) for f in of_shards]
+        logger.info("Terrace: servers with settings %s share KV", digest_of(self._settings)[:16])
+
+    def lose(self, why: str) -> None:
+        """The weights may have been replaced, and who did so has not told us: neither is what was cached theirs, nor
+        what vLLM's own cache holds."""
+        if self.reason != WEIGHTS_CHANGED:
+            logger.warning(
+                "Terrace caches nothing from here on: %s. Reset vLLM's cache together with the connector's "
+                "(reset_connector=True) to cache again, for this server alone; to share, start it again",
+                why,
+            )
+        self.reason = WEIGHTS_CHANGED
+        self._weights = Future()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the weights' digest is known by then, or known not to be."""
@@ -180,6 +253,7 @@ class Spaces:
             "Terrace: the cache was reset, as after a change of weights: what is cached from here on is for this "
             "server alone, until it is started again"
         )
+        self.reason = WEIGHTS_PENDING
         self._weights = Future()
         self._weights.set_result(os.urandom(32))
         self._ids = {}
@@ -197,7 +271,7 @@ class Spaces:
 
     def ids(self, salt: str, adapter: Future[bytes] | None) -> list[bytes] | None:
         """One a shard. Never waits: None while a digest is not known, or if there is none."""
-        if not self._weights.done() or (adapter is not None and not adapter.done()):
+        if self._settings is None or not self._weights.done() or (adapter is not None and not adapter.done()):
             return None
         try:
             weights = self._weights.result()
@@ -210,9 +284,11 @@ class Spaces:
         ids = self._ids.get((salt, content))
         if ids is None:
             adapters = [(content, 1.0)] if content else []
-            ids = [
-                terrace_kv.space_id(weights=weights, adapters=adapters, salt=salt, **fields) for fields in self._fields
-            ]
+            ids = []
+            for fields, group, settings in zip(self._fields, self._groups, self._settings, strict=True):
+                attention = f"{group[0]}, model settings {digest_of([group[1], settings[: 1 + len(adapters)]])}"
+                named = {**fields, "attention": attention, "weights": weights, "adapters": adapters, "salt": salt}
+                ids.append(terrace_kv.space_id(**named))
             if len(self._ids) < 4096:  # One a salt: bounded, however many there are.
                 self._ids[(salt, content)] = ids
         return ids
