@@ -59,7 +59,9 @@ def do(llm: LLM, action: str, *arguments: object) -> None:
         if action == "write":
             dict(model.named_parameters())["model.norm.weight"].data.mul_(1.5)
         else:
-            model.load_weights(list(load_file(Path(arguments[0]) / "model.safetensors").items()))
+            weights = load_file(Path(arguments[0]) / "model.safetensors")
+            # On a CPU those of linear layers are packed away when they are loaded.
+            model.load_weights([(name, weights[name] * 1.5) for name in weights if "norm" in name])
 
 
 def run(plan: dict) -> list[dict]:

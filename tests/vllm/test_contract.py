@@ -37,6 +37,11 @@ def test_the_version_is_one_that_was_tried() -> None:
         ("OffloadingConnector", "build_connector_meta", ["self", "scheduler_output"]),
         ("OffloadingConnector", "update_connector_output", ["self", "connector_output"]),
         ("OffloadingConnector", "get_kv_connector_stats", ["self"]),
+        ("OffloadingConnector", "handle_preemptions", ["self", "kv_connector_metadata"]),
+        ("OffloadingConnector", "build_connector_worker_meta", ["self"]),
+        ("OffloadingConnector", "get_handshake_metadata", ["self"]),
+        ("OffloadingConnector", "set_xfer_handshake_metadata_pp_aware", ["self", "metadata"]),
+        ("OffloadingWorkerMetadata", "__init__", ["self", "completed_jobs", "transfer_stats"]),
         ("ReqContext", "get_offload_key_position", ["self", "key"]),
     ],
 )
@@ -54,6 +59,22 @@ def test_the_dma_of_devices_takes_what_we_give() -> None:
     assert found == wanted, f"vLLM's DMA handler takes {found} now, and Terrace was written for {wanted}"
     found = parameters(Handler.transfer_async)
     assert found == ["self", "job_id", "src_spec", "dst_spec"], f"vLLM's transfer_async takes {found} now"
+
+
+def test_calls_to_workers_pass_where_we_watch_them() -> None:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.worker.gpu_worker import Worker
+
+    found = parameters(EngineCore.collective_rpc)
+    assert found == [
+        "self",
+        "method",
+        "timeout",
+        "args",
+        "kwargs",
+    ], f"vLLM's EngineCore.collective_rpc takes {found} now"
+    gone = [name for name in engine.HARMLESS if not hasattr(Worker, name)]
+    assert not gone, f"vLLM's workers have no {gone} any more: take them out of HARMLESS"
 
 
 def test_nothing_is_abstract_that_we_leave_out() -> None:
