@@ -106,7 +106,6 @@ EQUAL = {
     "watching": {"disable_log_stats": True, "show_hidden_metrics_for_version": None},
     "answers": {"max_logprobs": 3, "generation_config": "vllm"},
     "loading": {"use_tqdm_on_load": False, "download_dir": "/nowhere"},
-    "adapters": {"enable_lora": True, "max_loras": 3},
     "places": {"master_port": 30303, "distributed_executor_backend": "mp"},
 }
 
@@ -122,8 +121,9 @@ def test_what_can_not_change_kv_does_not_matter(name: str, plain: tuple[str, str
 
 
 def test_adapters_are_put_around_the_same_layers() -> None:
-    few, all_of_them = ({"enable_lora": True, "lora_target_modules": names} for names in (["q_proj"], None))
-    assert digests(**few)[0] == digests(**all_of_them)[0], "requests without one do not care"
+    eager = {"enforce_eager": True}  # On CPUs vLLM compiles nothing for adapters.
+    few, all_of_them = ({**eager, "enable_lora": True, "lora_target_modules": names} for names in (["q_proj"], None))
+    assert digests(**eager)[0] == digests(**few)[0] == digests(**all_of_them)[0], "requests without one do not care"
     assert digests(**few)[1] != digests(**all_of_them)[1]
     assert digests(**few, max_loras=3, max_cpu_loras=5)[1] == digests(**few)[1]
 
@@ -245,28 +245,25 @@ def test_weights_that_change_are_noticed(kind: torch.dtype) -> None:
     assert weights.changed()
 
 
-def test_two_processes_agree_whatever_their_folders(tmp_path: Path, other_model: Path) -> None:
+def test_another_process_agrees_whatever_its_folders(tmp_path: Path, other_model: Path) -> None:
     program = (
         "import sys, json; from vllm.engine.arg_utils import EngineArgs;"
         "from terrace_kv.vllm import settings; from terrace_kv.vllm.engine import environment_variables;"
         "config = EngineArgs(model=sys.argv[1], dtype='float32').create_engine_config();"
         "print(json.dumps(settings.settings_of(config, environment_variables), sort_keys=True))"
     )
-    found = []
-    for number, model in enumerate((MODEL, other_model)):
-        home = tmp_path / str(number)
-        home.mkdir()
-        different = {name: str(home) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")}
-        different |= {"PYTHONHASHSEED": str(number + 1), "VLLM_HOST_IP": f"127.0.0.{number + 1}", "TZ": f"UTC+{number}"}
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(model)],
-            capture_output=True,
-            text=True,
-            cwd=home,
-            env={**os.environ, **different},
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    assert found[0] == found[1]
+    different = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")}
+    different |= {"PYTHONHASHSEED": "7", "VLLM_HOST_IP": "127.0.0.7", "TZ": "UTC+7", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(other_model)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, **different},
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = EngineArgs(model=str(MODEL), dtype="float32").create_engine_config()
+    ours = settings.settings_of(config, environment_variables)
+    assert json.loads(done.stdout.splitlines()[-1]) == json.loads(json.dumps(ours))

@@ -158,7 +158,9 @@ def first(runner: Runner, flipped: Path, adapter: Path, windowed: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def second(first: dict, runner: Runner, other_model: Path, windowed: Path) -> dict:
-    """Another process, folder, seed and hash."""
+    """Another process, folder, seed, hash and home."""
+    home = runner.folder / "home"
+    home.mkdir()
     traces = [str(runner.folder / name) for name in ("miss.trace", "hit.trace")]
     plain, window = runner.run(
         {
@@ -169,6 +171,10 @@ def second(first: dict, runner: Runner, other_model: Path, windowed: Path) -> di
         {"model": str(windowed), "options": OPTIONS, "steps": [step(), step(forget=True)]},
         TERRACE_SHARED=first["share"],
         PYTHONHASHSEED="7",
+        HOME=str(home),
+        XDG_CACHE_HOME=str(home),
+        VLLM_HOST_IP="127.0.0.1",
+        VLLM_LOGGING_LEVEL="WARNING",
     )
     return {"plain": plain, "windowed": window, "traces": [Path(trace) for trace in traces]}
 
