@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "doctor/bucket.h"
 #include "doctor/directory.h"
 #include "doctor/machine.h"
@@ -39,7 +40,6 @@ constexpr int kUserMustMend = 2;
 constexpr uint64_t kFrameMin = 1 << 20, kFrameMax = 256 << 20;
 constexpr std::chrono::seconds kTierMax{120};  // Beside the time of the measurements.
 
-std::atomic<bool> stop{false};   // A signal came.
 std::atomic<bool> hangs{false};  // A thread is left behind.
 
 int Refuse(const std::string& why) {
@@ -165,11 +165,11 @@ void CheckConfiguration(const settings::Loaded& loaded, const Asked& asked, Repo
 }
 
 // The lines about a directory, and its bandwidth for the payoff.
-void CheckTierDirectory(doctor::DirectoryCheck check, Asked& asked, Report& report) {
+void CheckTierDirectory(doctor::DirectoryCheck check, Asked& asked, const std::atomic<bool>& stop, Report& report) {
   const auto limit = kTierMax + 3 * check.measure.time;
   const std::string section = doctor::SectionOf(check.use);
   const auto owned = std::make_shared<doctor::DirectoryCheck>(std::move(check));
-  const auto done = WithDeadline(limit, [owned, &report] { return CheckDirectory(*owned, stop, report); });
+  const auto done = WithDeadline(limit, [owned, &stop, &report] { return CheckDirectory(*owned, stop, report); });
   if (done) {
     asked.payoff.tiers.emplace_back(section, *done);
   } else {
@@ -181,7 +181,8 @@ void CheckTierDirectory(doctor::DirectoryCheck check, Asked& asked, Report& repo
   }
 }
 
-void CheckAll(const settings::Loaded& loaded, Asked& asked, Report& report) {
+// `stop`: a signal came.
+void CheckAll(const settings::Loaded& loaded, Asked& asked, const std::atomic<bool>& stop, Report& report) {
   std::optional<doctor::ModelSize> size;
   if (!asked.model.empty()) {
     const auto read = doctor::ReadModelSize(asked.model, loaded.parsed.values.Text("kv-type"));
@@ -208,7 +209,7 @@ void CheckAll(const settings::Loaded& loaded, Asked& asked, Report& report) {
                           .path = tiers.disk.directory,
                           .bytes_max = tiers.disk.bytes_max,
                           .measure = asked.measure},
-                         asked, report);
+                         asked, stop, report);
     }
     if (!tiers.shared.directory.empty() && !stop) {
       CheckTierDirectory({.use = DirectoryUse::kShared,
@@ -216,7 +217,7 @@ void CheckAll(const settings::Loaded& loaded, Asked& asked, Report& report) {
                           .bytes_max = tiers.shared.bounds.bytes_max,
                           .free_bytes_min = tiers.shared.bounds.free_bytes_min,
                           .measure = asked.measure},
-                         asked, report);
+                         asked, stop, report);
     }
     if (tiers.s3 && !stop) asked.payoff.tiers.emplace_back("s3", CheckS3(*tiers.s3, asked.measure, stop, report));
     if ((!asked.sharing.instances.empty() || !asked.sharing.router.empty()) && !stop) {
@@ -289,19 +290,14 @@ int RunDoctor(const std::vector<std::string>& args) {
   Result<Asked> asked = ReadAsked(loaded->parsed.values);
   if (!asked) return Refuse(asked.error().what);
 
-  // The first signal ends the measurements, so that what they made is removed; the second one ends the program.
-  struct sigaction action{};
-  action.sa_handler = [](int) { stop.store(true); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  // The first signal ends the measurements, so that what they made is removed.
+  StopSignals signals;
   std::signal(SIGPIPE, SIG_IGN);
-
   // Not freed: a thread that a dead mount holds may still tell something.
   auto& report =
       *std::make_unique<Report>(stdout, asked->only_size && !asked->json ? nullptr : stderr, asked->json).release();
-  CheckAll(*loaded, *asked, report);
-  if (stop) {
+  CheckAll(*loaded, *asked, signals.came(), report);
+  if (signals.came()) {
     report.Add({"doctor.stopped", Severity::kProblem, "not everything was looked at", "run it again", {}});
   }
   std::fputs(asked->json ? report.Json().c_str() : (report.Summary() + "\n").c_str(), stdout);

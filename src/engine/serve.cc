@@ -4,12 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +22,7 @@
 #include "base/config.h"
 #include "base/executor.h"
 #include "base/log.h"
+#include "base/stop_signals.h"
 #include "chunk/weights.h"
 #include "engine/caps.h"
 #include "engine/chat_template.h"
@@ -102,49 +100,6 @@ uint32_t PhysicalCores() {
     cores.insert(std::getline(file, siblings) ? siblings : "cpu" + std::to_string(cpu));
   }
   return static_cast<uint32_t>(std::max<size_t>(cores.size(), 1));
-}
-
-// The first SIGTERM or SIGINT: before `ready` there is nothing to finish, after it WaitForStop returns. Later ones are
-// ignored: the stop has a deadline of its own, and a terminal and a script may both send one.
-std::atomic<bool> ready{false};  // Lock-free, so that a handler may read it.
-int stop_pipe[2] = {-1, -1};     // Written by the handler, which may do little else.
-
-void OnStopSignal(int) {
-  if (!ready.load()) _exit(0);
-  const char byte = 0;
-  [[maybe_unused]] const ssize_t written = write(stop_pipe[1], &byte, 1);
-}
-
-bool CatchStopSignals() {
-  if (pipe(stop_pipe) != 0) return false;
-  struct sigaction action{};
-  action.sa_handler = OnStopSignal;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
-  action.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &action, nullptr);
-  return true;
-}
-
-// A call on a mount whose server is gone may never return, and nobody can wait for its thread. What is lost is what was
-// being written.
-void EndAtTheLatestAfter(std::chrono::seconds time) {
-  struct sigaction action{};
-  action.sa_handler = [](int) {
-    constexpr std::string_view kWhy = "terrace serve: a call to the storage does not return; ended without it\n";
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kWhy.data(), kWhy.size());
-    _exit(1);
-  };
-  sigaction(SIGALRM, &action, nullptr);
-  alarm(static_cast<unsigned>(time.count()));
-}
-
-void WaitForStop() {
-  ready.store(true);
-  char byte = 0;
-  while (read(stop_pipe[0], &byte, 1) < 0 && errno == EINTR) {
-  }
 }
 
 struct ServeOptions {
@@ -324,7 +279,8 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
 }
 
 int Serve(const config::Values& values, ServeOptions options) {
-  if (!CatchStopSignals()) return Refuse(std::string("no pipe for signals: ") + std::strerror(errno));
+  StopSignals signals(StopSignals::Early::kEnds);
+  std::signal(SIGPIPE, SIG_IGN);
   // Before the model: what is loaded must be what is hashed.
   const auto weights = WeightsDigest::Start(options.model_path, DefaultDigestCacheDir());
   options.engine.weights = weights.get();
@@ -366,8 +322,8 @@ int Serve(const config::Values& values, ServeOptions options) {
   if (!server) return Refuse(server.error().what);
   LogReady(options, **model, **thread, *weights, chat, (*server)->port());
 
-  WaitForStop();
-  EndAtTheLatestAfter(kStopMax);
+  signals.Wait();
+  EndAtTheLatestAfter(kStopMax, "terrace serve: a call to the storage does not return; ended without it\n");
   log::Info("serve_stopping", {{"requests_deadline_ms", kRequestsDrain.count()}});
   (*thread)->StopBy(std::chrono::steady_clock::now() + kRequestsDrain);
   const bool all_answered = (*server)->Drain(kRequestsDrain + kLastStep);

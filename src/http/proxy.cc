@@ -15,6 +15,7 @@
 namespace terrace::http {
 namespace {
 
+constexpr std::string_view kShuttingDown = "the server is shutting down";
 constexpr size_t kInBytesMax = 256 << 10;  // Of a head or chunk line of a backend that is not whole yet.
 
 // One request on its way. Shared by the coroutine that answers it and nobody else.
@@ -29,6 +30,7 @@ struct Attempt {
   Ended ended = Ended::kUnreachable;
   int status = 0;
   std::string why;
+  bool began = false;        // The client has got something.
   bool kept = false;         // Over a connection that the backend had kept open.
   bool keep_client = false;  // The client has a whole message: its connection may go on.
 };
@@ -37,6 +39,10 @@ struct ReadOutcome {
   Wire state = Wire::kMore;
   std::string why;  // With kBad.
 };
+
+Ended WhyAbandoned(const Session& session) {
+  return session.stopped || session.cut ? Ended::kStopped : Ended::kClientLeft;
+}
 
 // One read at most: feeds the reader what is there, else what the connection brings. Appends to `out`.
 Async<ReadOutcome> ReadSome(Activity& activity, Upstream& upstream, std::string& out) {
@@ -72,23 +78,22 @@ Async<ReadOutcome> ReadSome(Activity& activity, Upstream& upstream, std::string&
 Async<Attempt> RelayAnswer(Session& session, Upstream& upstream, const ProxyOptions& options) {
   Attempt attempt;
   std::string out;
-  bool began = false;  // The client has got something.
   session.Arm(options.first_byte_timeout);
   for (;;) {
-    if (began) session.Arm(options.idle_timeout);
+    if (attempt.began) session.Arm(options.idle_timeout);
     ReadOutcome outcome = co_await ReadSome(session, upstream, out);
     const bool timed_out = session.timed_out;
     if (session.abandoned()) {
-      attempt.ended = Ended::kClientLeft;
+      attempt.ended = WhyAbandoned(session);
       co_return attempt;
     }
     if (upstream.reader.head_done()) attempt.status = upstream.reader.status();
     if (upstream.reader.head_done() && !out.empty()) {
-      began = true;
+      attempt.began = true;
       const bool sent = co_await session.Send(out, {});
       out.clear();
       if (!sent) {
-        attempt.ended = Ended::kClientLeft;
+        attempt.ended = WhyAbandoned(session);
         co_return attempt;
       }
     }
@@ -100,7 +105,7 @@ Async<Attempt> RelayAnswer(Session& session, Upstream& upstream, const ProxyOpti
     if (outcome.state == Wire::kMore) continue;
 
     attempt.why = std::move(outcome.why);
-    attempt.ended = began                       ? Ended::kCut
+    attempt.ended = attempt.began               ? Ended::kCut
                     : timed_out                 ? Ended::kTimedOut
                     : upstream.reader.started() ? Ended::kBadAnswer
                                                 : Ended::kDied;
@@ -109,10 +114,8 @@ Async<Attempt> RelayAnswer(Session& session, Upstream& upstream, const ProxyOpti
 }
 
 // Ends an answer that broke off, in whatever way its reader can see.
-Async<bool> EndBrokenAnswer(Session& session, Upstream& upstream, const Backend& backend, const std::string& why) {
+Async<bool> EndBrokenAnswer(Session& session, Upstream& upstream, const std::string& error) {
   std::string out;
-  const std::string error =
-      ErrorBody("the answer of " + backend.authority() + " broke off: " + why, ErrorType(502), "upstream_broke_off");
   if (upstream.reader.EndWithEvent(error, out)) {
     const bool sent = co_await session.Send(out, {});
     co_return sent&& upstream.reader.cut_shows();
@@ -129,13 +132,17 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
   AppendRequestHead(what.request, backend->authority(), what.set_in_request, head);
 
   Attempt attempt;
+  if (session.abandoned()) {
+    attempt.ended = WhyAbandoned(session);
+    co_return attempt;
+  }
   std::unique_ptr<Upstream> upstream = forwarding.died ? nullptr : session.reactor.pool->Take(*backend);
   const bool kept = upstream != nullptr;
   if (!kept) {
     Dialled dialled = co_await Dial(session, backend, forwarding.options.connect_timeout);
     upstream = std::move(dialled.upstream);
     if (!upstream) {
-      attempt.ended = session.abandoned() ? Ended::kClientLeft : Ended::kUnreachable;
+      attempt.ended = session.abandoned() ? WhyAbandoned(session) : Ended::kUnreachable;
       attempt.why = std::move(dialled.why);
       co_return attempt;
     }
@@ -157,9 +164,14 @@ Async<Attempt> TryBackend(Session& session, Forwarding& forwarding, std::shared_
   attempt.kept = kept;
   session.upstream = nullptr;
   session.Disarm();
+  std::string error;
   if (attempt.ended == Ended::kCut) {
-    attempt.keep_client = co_await EndBrokenAnswer(session, *upstream, *backend, attempt.why);
+    error = ErrorBody("the answer of " + backend->authority() + " broke off: " + attempt.why, ErrorType(502),
+                      "upstream_broke_off");
+  } else if (attempt.began && session.cut && !session.stopped && !session.client_gone) {
+    error = ErrorBody(std::string(kShuttingDown), ErrorType(503), "shutting_down");
   }
+  if (!error.empty()) attempt.keep_client = co_await EndBrokenAnswer(session, *upstream, error);
   const bool whole = attempt.ended == Ended::kAnswered && upstream->in.empty() && upstream->reader.keep_alive();
   if (whole && !session.reactor.stopping()) session.reactor.pool->Put(std::move(backend), std::move(upstream));
   co_return attempt;
@@ -193,7 +205,11 @@ Async<bool> AnswerByForwarding(std::shared_ptr<Session> session, std::shared_ptr
     Attempt attempt = co_await TryBackend(s, *forwarding, backend);
     forwarding->route->Report(*backend, attempt.ended, attempt.status, attempt.why);
     const bool answered = attempt.ended == Ended::kAnswered || attempt.ended == Ended::kCut;
-    if (answered || attempt.ended == Ended::kClientLeft) co_return attempt.keep_client;
+    if (answered || attempt.began || s.stopped || s.client_gone) co_return attempt.keep_client;
+    if (s.cut) {
+      failure = {503, "shutting_down", std::string(kShuttingDown)};
+      break;
+    }
     failure = Describe(attempt, *backend, backends);
     const bool died = attempt.ended == Ended::kDied;
     const bool go_on = died ? !std::exchange(forwarding->died, true) : attempt.ended == Ended::kUnreachable;
@@ -209,6 +225,7 @@ Async<bool> AnswerByForwarding(std::shared_ptr<Session> session, std::shared_ptr
   const std::string body = ErrorBody(failure.message, ErrorType(failure.status), failure.code);
   Headers headers = forwarding->what.set_in_answer;
   headers.emplace_back("Content-Type", "application/json");
+  if (failure.status == 503) headers.emplace_back("Retry-After", "1");
   std::string head;
   AppendResponseHead(failure.status, headers, {.length = body.size(), .close = s.exchange->style.close}, head);
   const bool sent = co_await s.Send(head, s.exchange->style.to_head ? std::string_view() : body);

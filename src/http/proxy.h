@@ -78,6 +78,7 @@ enum class Ended {
   kTimedOut,     // No answer began in time.
   kBadAnswer,    // It was no HTTP.
   kCut,          // The answer began and was not completed.
+  kStopped,      // This server stops.
 };
 
 // Where one request may go. Called on the request's reactor thread, one call at a time.
@@ -111,6 +112,7 @@ struct ForwardRequest {
 // From a handler, on its thread. `responder` must be the one that handler was given; it is answered in any case. No
 // attempt succeeded: an error of 502, 503 or 504 in OpenAI's shape. The answer breaks off: an event stream is ended
 // with an event that carries an error; anything else is cut where it broke.
+// The server stops and the answer is not whole at the end of its drain: the same, or a 503.
 //
 // A request goes to another backend if the first can't be reached, or dies before the first byte of an answer: nothing
 // that backends compute has an effect but their answer. It is sent twice at most, the second time over a new

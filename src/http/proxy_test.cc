@@ -389,6 +389,39 @@ TEST(HttpProxy, EndsAnEventStreamWithoutItsLastEventWithAnErrorEvent) {
   }
 }
 
+TEST(HttpProxy, TellsClientsWhoseAnswersTheStopCuts) {
+  for (const bool began : {false, true}) {
+    TestFlag busy, closed;
+    TestBackend backend([&](TestSocket& socket) {
+      ReadWholeRequest(socket);
+      if (began) socket.SendAll(kSseHead + Chunk("data: 1\n\n"));
+      busy.Set();
+      if (socket.PeerCloses()) closed.Set();
+    });
+    Proxied proxy({backend.port()});
+    TestSocket client = proxy.Client();
+    client.SendAll(kPost);
+    ASSERT_TRUE(busy.Wait());
+    if (began) {
+      EXPECT_NE(client.Until("\r\n\r\n"), "");
+      EXPECT_EQ(client.ReadChunk(), "data: 1\n\n");
+    }
+    EXPECT_FALSE(proxy.server->Drain(std::chrono::milliseconds(0)));
+    EXPECT_TRUE(closed.Wait());
+    if (began) {
+      EXPECT_THAT(client.ReadChunk(), testing::AllOf(testing::StartsWith("data: {\"error\":"),
+                                                     HasSubstr("\"shutting_down\""), testing::EndsWith("\n\n")));
+      EXPECT_EQ(client.Rest(), "0\r\n\r\n");
+    } else {
+      const TestAnswer answer = client.ReadAnswer();
+      EXPECT_EQ(answer.status, 503);
+      EXPECT_TRUE(answer.Has("retry-after: 1"));
+      EXPECT_THAT(answer.body, HasSubstr("\"shutting_down\""));
+    }
+    EXPECT_THAT(proxy.log.All(), ElementsAre(Ended::kStopped)) << "it was not the client that left";
+  }
+}
+
 TEST(HttpProxy, CutsAnyOtherAnswerThatBreaksOff) {
   for (const std::string head :
        {"Content-Length: 100\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"}) {

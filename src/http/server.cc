@@ -17,6 +17,8 @@
 namespace terrace::http {
 namespace {
 
+constexpr std::chrono::milliseconds kLastWords{1000};  // For clients to be told that their answers were cut.
+
 // A connection on its way to its reactor, which may have stopped meanwhile.
 struct Admitted {
   Admitted(Socket s, std::shared_ptr<Counters> c) : socket(std::move(s)), counters(std::move(c)) {
@@ -127,17 +129,11 @@ class ServerImpl final : public Server {
     reactors_[0]->Post([this] {
       if (const auto listener = listener_.lock()) listener->Close();
     });
-    for (auto& reactor : reactors_) {
-      reactor->Post([&r = *reactor] {
-        for (Activity* activity : r.activities) {
-          if (auto* session = dynamic_cast<Session*>(activity)) session->CloseIfIdle();
-        }
-      });
-    }
-    bool clean;
-    {
-      std::unique_lock lock(mutex_);
-      clean = session_ended_.wait_for(lock, deadline, [&] { return counters_->sessions == 0; });
+    ToSessions(&Session::CloseIfIdle);
+    const bool clean = WaitForSessions(deadline);
+    if (!clean) {
+      ToSessions(&Session::CutAnswer);
+      WaitForSessions(kLastWords);
     }
     Stop();
     return clean;
@@ -157,6 +153,21 @@ class ServerImpl final : public Server {
   }
 
  private:
+  void ToSessions(void (Session::*tell)()) {
+    for (auto& reactor : reactors_) {
+      reactor->Post([tell, &r = *reactor] {
+        for (Activity* activity : r.activities) {
+          if (auto* session = dynamic_cast<Session*>(activity)) (session->*tell)();
+        }
+      });
+    }
+  }
+  // False: some go on.
+  bool WaitForSessions(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return session_ended_.wait_for(lock, time, [&] { return counters_->sessions == 0; });
+  }
+
   const std::shared_ptr<Counters> counters_;
   SessionContext context_;
   uint16_t port_ = 0;

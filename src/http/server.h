@@ -81,8 +81,9 @@ class Server {
   virtual ~Server() = default;  // Stop().
   virtual uint16_t port() const = 0;
   virtual ServerStats stats() const = 0;
-  // Refuses new connections and requests, waits for running answers until the deadline, closes the rest. True: none was
-  // cut.
+  // Refuses new connections and requests, and waits for running answers until the deadline. What then still runs ends
+  // within another second: with a 503 if no byte of it was sent; a forwarded event stream with an event that carries an
+  // error. True: none was cut.
   virtual bool Drain(std::chrono::milliseconds deadline) = 0;
   virtual void Stop() = 0;
   // Runs `fn` on a reactor's thread, unless that stops before. From any thread; for this folder.

@@ -194,6 +194,13 @@ void Session::CloseIfIdle() {
   if (phase_ == Phase::kIdle) client.Close();
 }
 
+void Session::CutAnswer() {
+  if (!exchange) return;
+  cut = true;
+  if (upstream != nullptr) upstream->Close();
+  wake.Set();
+}
+
 void Session::ClientLeft() {
   if (std::exchange(client_gone, true)) return;
   if (upstream != nullptr) upstream->Close();
@@ -311,7 +318,7 @@ Async<bool> Session::Answer() {
 }
 
 Async<bool> Session::SendAnswer() {
-  for (;;) {
+  for (bool began = false;;) {
     Exchange::Work work = exchange->Take();
     if (work.takeover) {
       auto answer = work.takeover(shared_from_this());
@@ -319,6 +326,7 @@ Async<bool> Session::SendAnswer() {
       co_return whole;
     }
     if (!work.bytes.empty()) {
+      began = true;
       const bool sent = co_await Send(work.bytes, work.body);
       if (!sent) co_return false;
     }
@@ -332,6 +340,12 @@ Async<bool> Session::SendAnswer() {
     Watch();
     co_await wake.Wait();
     if (client_gone || stopped) co_return false;
+    if (cut) {
+      exchange->Left();
+      if (!began) co_await Refuse(503, "the server is shutting down", "shutting_down");
+      if (began && exchange->style.raw_body) client.CloseWithReset();
+      co_return false;
+    }
   }
 }
 

@@ -108,8 +108,10 @@ class Session final : public Activity, public std::enable_shared_from_this<Sessi
 
   void Expired() override;
   void Abandon() override;
-  bool abandoned() const override { return stopped || client_gone; }
+  bool abandoned() const override { return stopped || client_gone || cut; }
   void CloseIfIdle();  // For a drain.
+  // For its end: what is being answered is not finished, and the client is told.
+  void CutAnswer();
 
   // For whoever answers.
   Async<bool> Send(std::string_view a, std::string_view b);  // To the client. False: it left.
@@ -120,6 +122,7 @@ class Session final : public Activity, public std::enable_shared_from_this<Sessi
   const SessionContext& context;
   Conn client;
   bool client_gone = false;
+  bool cut = false;                    // By CutAnswer.
   std::shared_ptr<Exchange> exchange;  // While a request is answered.
 
  private:

@@ -130,7 +130,8 @@ int Serve(const config::Values& values) {
   Notify("STOPPING=1");
   // Before anybody else can listen there: the file of a node that comes next is not ours to remove.
   if (!activated && path.front() != '@') unlink(path.c_str());
-  alarm(static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(drain + kStopGrace).count()));
+  EndAtTheLatestAfter(std::chrono::ceil<std::chrono::seconds>(drain + kStopGrace),
+                      "terrace node: a call to the storage does not return; ended without it\n");
   const TimePoint deadline = std::chrono::steady_clock::now() + drain;
   log::Info("node_stopping", {{"deadline_ms", drain.count()}});
   const NodeServer::Report report = (*server)->Stop(std::min(deadline, std::chrono::steady_clock::now() + drain / 2));

@@ -10,8 +10,9 @@
 namespace terrace::router {
 namespace {
 
-constexpr std::array kOutcomes = {"answered", "client_left", "unreachable", "died", "timed_out", "bad_answer", "cut"};
-static_assert(kOutcomes.size() == static_cast<size_t>(http::Ended::kCut) + 1);
+constexpr std::array kOutcomes = {"answered",  "client_left", "unreachable", "died",
+                                  "timed_out", "bad_answer",  "cut",         "stopped"};
+static_assert(kOutcomes.size() == static_cast<size_t>(http::Ended::kStopped) + 1);
 
 std::string Url(const http::Backend& backend) { return "http://" + backend.authority(); }
 

@@ -414,6 +414,16 @@ def test_a_stop_tells_the_waiting_so_and_lets_the_running_end(launcher: Launcher
     assert server.process.wait(30) == 0
 
 
+def test_a_second_signal_ends_it_at_once(launcher: Launcher):
+    server = launcher.serve()
+    with open_stream(server.url, COMPLETIONS, prompt(SHORT, 400)) as running:
+        assert running.readline().startswith(b"data: ")
+        server.process.terminate()
+        wait_until("the stop to begin", lambda: "serve_stopping" in server.log.read_text(), 30)
+        server.process.terminate()
+        assert server.process.wait(30) == 143
+
+
 # --- the same with and without a cache --------------------------------------------------------------------------------
 
 

@@ -534,6 +534,42 @@ def test_a_stop_lets_running_answers_end(fakes, route):
     assert router.process.wait(PATIENCE_S) == 0
 
 
+def test_a_stop_tells_clients_whose_answers_it_cuts(fakes, route):
+    busy = threading.Semaphore(0)
+
+    def script(request: Call):
+        if b"stream" in request.body:
+            request.begin(**SSE)
+            request.chunk(b"data: 1\n\n")
+        busy.release()
+        request.wait_peer_gone(PATIENCE_S)
+
+    router = route((fakes(script).url, "m"), flags=("--drain-timeout", "100ms"))
+    with closing(opened(router, body(stream=True))) as stream, closing(opened(router, body())) as plain:
+        response = stream.getresponse()
+        assert response.readline() == b"data: 1\n"
+        for _ in range(2):
+            assert busy.acquire(timeout=PATIENCE_S)
+        router.process.send_signal(signal.SIGTERM)
+        refusal = plain.getresponse()
+        assert (refusal.status, json.loads(refusal.read())["error"]["code"]) == (503, "shutting_down")
+        lines = response.read().split(b"\n\n")  # Raises if the message has no proper end.
+        assert json.loads(lines[1].removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+    assert router.process.wait(PATIENCE_S) == 0
+    assert "event=router_stopped requests_cut=true" in router.log.read_text()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(fakes, route, second):
+    router = route((fakes(lambda request: request.wait_peer_gone(PATIENCE_S)).url, "m"))
+    with closing(opened(router, body())):
+        wait_until("the request to be under way", lambda: router.metric("terrace_router_in_flight") == 1, PATIENCE_S)
+        router.process.send_signal(signal.SIGTERM)
+        wait_until("the drain to begin", lambda: "router_stopping" in router.log.read_text(), PATIENCE_S)
+        router.process.send_signal(second)
+        assert router.process.wait(PATIENCE_S) == 128 + second
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
