@@ -5,13 +5,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +20,8 @@
 #include <random>
 
 #include "io/disk_queue.h"
+#include "tests/support/disk_kinds.h"
+#include "tests/support/refused_call.h"
 
 namespace terrace {
 namespace {
@@ -284,8 +281,8 @@ TEST_P(DiskIoTest, ALockIsHeldByOneAndSaysByWhom) {
   EXPECT_TRUE(io_->Lock(Path("lock")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, DiskIoTest, testing::Values(DiskIoKind::kUring, DiskIoKind::kThreads),
-                         [](const auto& kind) { return kind.param == DiskIoKind::kUring ? "Uring" : "Threads"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, DiskIoTest, testing::ValuesIn(DiskKinds()),
+                         [](const auto& kind) { return DiskKindName(kind.param); });
 
 TEST(DiskQueue, ReadsGoFirstAndWritesKeepAQuarter) {
   disk_io::Queue queue(8);
@@ -303,30 +300,17 @@ TEST(DiskQueue, ReadsGoFirstAndWritesKeepAQuarter) {
   EXPECT_FALSE(queue.PopTransfer(0));
 }
 
-// A child whose kernel says EPERM to io_uring, as container runtimes do. Exit code 0: it has threads.
+// The kernel says EPERM to io_uring, as container runtimes let it.
 TEST(DiskIoWithoutUring, FallsBackToThreads) {
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    sock_fprog filter{.len = std::size(rules), .filter = rules};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-      _exit(10);
-    }
-    const auto forced = OpenDiskIo({.kind = DiskIoKind::kUring});
-    if (forced || forced.error().code != Code::kUnavailable || forced.error().os_error != EPERM) _exit(11);
-    const auto fallen_back = OpenDiskIo();
-    _exit(fallen_back && std::string((*fallen_back)->name()) == "threads" ? 0 : 12);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(ResultWithout({.number = SYS_io_uring_setup, .error = EPERM},
+                          [] {
+                            const auto forced = OpenDiskIo({.kind = DiskIoKind::kUring});
+                            if (forced || forced.error().code != Code::kUnavailable) return 1;
+                            if (forced.error().os_error != EPERM) return 2;
+                            const auto fallen_back = OpenDiskIo();
+                            return fallen_back && std::string((*fallen_back)->name()) == "threads" ? 0 : 3;
+                          }),
+            0);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct FileStat {
   uint64_t bytes = 0;
   uint64_t device = 0;  // Tells file systems apart: a mount point differs from the directory it hides.
   uint64_t inode = 0;
-  int64_t mtime_ns = 0;  // The file server's clock.
+  int64_t mtime_ns = 0;  // By the file server's clock, or the writer's: its NFS client may hold a delegation of stamps.
   uint32_t links = 0;
   bool is_file = false;  // A regular one.
   bool is_directory = false;

@@ -33,6 +33,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "chunk/frame.h"
+#include "tests/support/disk_kinds.h"
 #include "tests/support/faulty_disk_io.h"
 #include "tests/support/faulty_file_io.h"
 
@@ -1207,8 +1208,8 @@ TEST_P(DiskTierTest, ASecondProcessIsToldWhoHasTheDirectory) {
   EXPECT_TRUE(TryOpen()) << "its death frees the directory";
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, DiskTierTest, testing::Values(DiskIoKind::kUring, DiskIoKind::kThreads),
-                         [](const auto& kind) { return kind.param == DiskIoKind::kUring ? "Uring" : "Threads"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, DiskTierTest, testing::ValuesIn(DiskKinds()),
+                         [](const auto& kind) { return DiskKindName(kind.param); });
 
 }  // namespace
 }  // namespace terrace

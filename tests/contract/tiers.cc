@@ -6,6 +6,7 @@
 #include "io/file_io.h"
 #include "terrace/metrics.h"
 #include "tests/contract/tier_contract.h"
+#include "tests/support/disk_kinds.h"
 #include "tier/disk_tier.h"
 #include "tier/fault_tier.h"
 #include "tier/guard_tier.h"
@@ -58,7 +59,7 @@ std::unique_ptr<Tier> OpenDisk(World& world, DiskIoKind kind) {
 }  // namespace
 
 std::vector<TierCase> AllTiers() {
-  return {
+  std::vector<TierCase> all = {
       {"ram", [](World& world) { return OpenRam(&world.executor); }},
       {"ram_inline", [](World&) { return OpenRam(nullptr); }},
       {"fault_ram", [](World& world) { return WithoutFaults(OpenRam(&world.executor), world); }},
@@ -69,7 +70,6 @@ std::vector<TierCase> AllTiers() {
                              {.bytes_max = 2 * kContractBytes, .free_bytes_min = 1, .ttl = std::chrono::hours(1)});
        }},
       {"fault_shared_fs", [](World& world) { return WithoutFaults(OpenSharedFs(world), world); }},
-      {"disk_uring", [](World& world) { return OpenDisk(world, DiskIoKind::kUring); }},
       {"disk_threads", [](World& world) { return OpenDisk(world, DiskIoKind::kThreads); }},
       {"fault_disk", [](World& world) { return WithoutFaults(OpenDisk(world, DiskIoKind::kAuto), world); }},
       {"guard_disk", [](World& world) { return Guarded(OpenDisk(world, DiskIoKind::kAuto), world); }},
@@ -77,6 +77,10 @@ std::vector<TierCase> AllTiers() {
       {"guard_shared_fs", [](World& world) { return Guarded(OpenSharedFs(world), world); }},
       {"fault_delay_ram", [](World& world) { return Delayed(OpenRam(nullptr), world); }},
   };
+  if (HasUring()) {
+    all.push_back({"disk_uring", [](World& world) { return OpenDisk(world, DiskIoKind::kUring); }});
+  }
+  return all;
 }
 
 }  // namespace terrace
