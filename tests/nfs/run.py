@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MEMORY_MIB = 1024
+GUEST_STATE = "libnfs_guest_state.so"  # guest_state.h says what it is for.
 
 # Ends the guest and removes its folder when its stdin closes: when run.py is done with it, or dies. It is in a session
 # of its own, so that who kills run.py's whole group does not kill it.
@@ -48,13 +49,22 @@ def missing(build: Path, tools: Path) -> str | None:
         return "/usr/lib/uml/modules is not there: the package user-mode-linux brings no modules on this system"
     if not (tools / "usr/sbin/rpc.nfsd").exists():
         return f"{tools} has no NFS server: run `scripts/setup test`"
-    for program in ("nfs_test", "nfs_host"):
+    for program in ("nfs_test", "nfs_host", GUEST_STATE):
         if not (build / "tests/nfs" / program).exists():
             return f"{build}/tests/nfs/{program} is not built: cmake --build {build} --target nfs_test"
     for program in ("ip", "modprobe", "mkfs.ext4", "nsenter", "unshare"):
         if not shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
             return f"{program} is not there: run `scripts/setup test`"
     return None
+
+
+def holds_memory(folder: str) -> bool:
+    """The guest's memory is a file that programs run from. A container's /dev/shm may be small, noexec or gone."""
+    try:
+        there = os.statvfs(folder)
+    except OSError:
+        return False
+    return not there.f_flag & os.ST_NOEXEC and there.f_bavail * there.f_frsize > (MEMORY_MIB + 256) << 20
 
 
 def documented_options() -> str:
@@ -140,12 +150,15 @@ def main() -> int:
         work = Path(tempfile.mkdtemp(prefix="terrace-nfs-"))
         cleaner.stdin.write(f"{work}\n")
         report = work / "report.xml"
-        # Its memory is a file: in memory, if there is room (a container may have 64 MiB).
-        memory = "/dev/shm" if shutil.disk_usage("/dev/shm").free > (MEMORY_MIB + 256) << 20 else str(work)
+        memory = next((folder for folder in ("/dev/shm", str(work)) if holds_memory(folder)), None)
+        if memory is None:
+            print(f"nfs: neither /dev/shm nor {work} has room for {MEMORY_MIB} MiB that programs may run from (TMPDIR)")
+            return 1
         started = time.monotonic()
         guest = subprocess.Popen(
             guest_command(work, build, tools, report, arguments),
-            env={**os.environ, "TMPDIR": memory},
+            # For linux.uml alone: the guest's processes do not get its environment.
+            env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": str(build / "tests/nfs" / GUEST_STATE)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
