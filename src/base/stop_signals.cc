@@ -24,7 +24,7 @@ StopSignals::StopSignals(Early early) : early_ends_(early == Early::kEnds) {
 
 StopSignals::~StopSignals() {
   over_ = true;
-  pthread_kill(thread_.native_handle(), SIGTERM);
+  pthread_kill(thread_.native_handle(), SIGINT);
   thread_.join();
 }
 
