@@ -22,6 +22,7 @@
 #include <random>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "tests/support/faulty_file_io.h"
 #include "tests/support/step_executor.h"
 #include "tier/shared_fs_journal.h"
@@ -83,8 +84,8 @@ class ShareIo final : public FaultyFileIo {
  public:
   ShareIo(const Clock& clock, std::string directory) : clock_(clock), directory_(std::move(directory)) {}
 
-  std::chrono::hours ahead{5};             // The server's clock.
-  std::optional<uint64_t> capacity_bytes;  // Free is what frames and temporaries leave of it.
+  std::chrono::seconds ahead = std::chrono::hours(5);  // The server's clock; the node's, if it stamps its files.
+  std::optional<uint64_t> capacity_bytes;              // Free is what frames and temporaries leave of it.
 
   Result<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode, uint32_t permissions) override {
     auto file = FaultyFileIo::Open(path, mode, permissions);
@@ -457,6 +458,63 @@ TEST_F(SharedFsBoundsTest, AGrantEndsBeforeOthersTakeTheNodeForDead) {
   sleeper->io.SetRule({});
   MustSave(*sleeper, MakeFrame("a", 1));
 }
+
+// Recent NFS clients stamp the files that they write by their own clock (delegated timestamps).
+class SharedFsClocksTest : public SharedFsBoundsTest, public testing::WithParamInterface<seconds> {
+ protected:
+  static constexpr uint64_t kCap = 32 * kFile;
+
+  SharedFsClocksTest() {
+    log::SetSink([this](log::Level, std::string_view line) {
+      gone_ += line.find("event=shared_fs_node_gone") != std::string_view::npos;
+    });
+    node_ = Open(Bounded(kCap));
+    other_ = Open(Bounded(kCap));
+    other_->io.ahead += GetParam();
+    executor_.Advance(minutes(11));  // So that it has learnt the time from a file of its own.
+  }
+  ~SharedFsClocksTest() override { log::SetSink(nullptr); }
+
+  // By both in turn, more than there is room for.
+  void SaveMuch() {
+    for (int n = 0; n < 60; ++n) MustSave(n % 2 == 0 ? *node_ : *other_, MakeFrame("talk " + std::to_string(n_++), 0));
+  }
+
+  std::unique_ptr<Node> node_, other_;
+  int n_ = 0;     // Of the next frame.
+  int gone_ = 0;  // How often a node was held for dead.
+};
+
+TEST_P(SharedFsClocksTest, ANodeThatWritesIsAlive) {
+  SaveMuch();
+  executor_.Advance(minutes(2));
+  SaveMuch();
+  EXPECT_EQ(gone_, 0);
+  EXPECT_LE(most_, kCap);
+}
+
+TEST_P(SharedFsClocksTest, TheClaimOfADeadNodeEnds) {
+  MustSave(*other_, MakeFrame("dying", 0));
+  Kill(std::move(other_));  // Before it has given its claim back.
+  executor_.Advance(minutes(2));
+  EXPECT_EQ(gone_, 1);
+}
+
+TEST_P(SharedFsClocksTest, OneNodeCollectsAndTheOtherWhenItIsGone) {
+  SaveMuch();
+  EXPECT_GT(node_->unlinks, 10);
+  EXPECT_EQ(other_->unlinks, 0);
+  Kill(std::move(node_));
+  executor_.Advance(seconds(100));
+  for (int n = 0; n < 60; ++n) MustSave(*other_, MakeFrame("more " + std::to_string(n), 0));
+  EXPECT_GT(other_->unlinks, 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Clocks, SharedFsClocksTest, testing::Values(seconds(-600), seconds(0), seconds(600)),
+                         [](const auto& difference) {
+                           const auto s = difference.param.count();
+                           return s < 0 ? "Behind" : s == 0 ? "TheSame" : "Ahead";
+                         });
 
 // ---- Time and free space
 

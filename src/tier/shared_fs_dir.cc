@@ -681,16 +681,22 @@ Result<std::optional<FileStat>> SharedFsDir::LookAtLease() {
   return *stat;
 }
 
-// An empty file, so that a full server grants it, too: whose it is says its identity, and how old it is its time. Each
-// renewal is a new file in its place.
+// An empty file, so that a full server grants it, too: whose it is says its identity. Each renewal is a new file in its
+// place, so one that stays is of a node that died.
 Result<bool> SharedFsDir::HoldLease(int64_t now_ns, std::chrono::milliseconds life) {
   const std::string path = Path(std::string(kLeaseFile));
   const auto there = LookAtLease();
   if (!there) return tl::unexpected(there.error());
   const bool ours = *there && lease_ && SameFile(**there, *lease_);
-  // One from a time to come is of a clock that was ahead, and would hold until then.
-  const int64_t age_ns = *there ? now_ns - (*there)->mtime_ns : 0;
-  if (*there && !ours && std::abs(age_ns) < std::chrono::nanoseconds(life).count()) return false;
+  if (*there && !ours) {
+    const TimePoint now = clock_.Now();
+    if (!others_lease_ || !SameFile(**there, *others_lease_)) {
+      const bool free = !others_lease_ && LeftBehind((*there)->mtime_ns, now_ns);
+      others_lease_ = **there;
+      others_since_ = free ? now - life : now;
+    }
+    if (now - others_since_ < life) return false;
+  }
   const auto temp = WriteWhole([](File&) { return Result<void>{}; });
   if (!temp) return tl::unexpected(temp.error());
   const auto made = io_.Stat(*temp);

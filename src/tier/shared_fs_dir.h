@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -51,6 +52,14 @@ struct FrameProof {
 
 // Errors of one name that can't be removed, while others can: a directory in the place of a file, rules of its own.
 bool IsTheNamesOwn(int os_error);
+
+// A time stamp may be of the clock of whoever wrote the file, so it does not tell who lives: that it changes does. Of a
+// file seen for the first time, nothing else is known; where it is further from now than clocks are from each other,
+// it was left behind by a dead node or a wrong clock.
+inline bool LeftBehind(int64_t stamp_ns, int64_t now_ns) {
+  constexpr int64_t kClocksApartNs = 3600ll * 1'000'000'000;
+  return std::abs(now_ns - stamp_ns) >= kClocksApartNs;
+}
 
 class SharedFsDir {
  public:
@@ -130,9 +139,9 @@ class SharedFsDir {
   Result<uint64_t> TempBytes(const std::function<bool(std::string_view node)>& counts);
   Result<FileIo::Space> FreeSpace() { return io_.FreeSpace(options_.root); }
 
-  // Takes the lease if nobody has renewed it for `life` before `now_ns` (the file server's time), or its time lies as
-  // far ahead; renews it if it is ours. False: another node has it. Two may hold it for a moment; the later one has it
-  // at the next call.
+  // Takes the lease if there is none, or if it has stayed as it is for `life` of our clock since we saw it first, or
+  // the first that we see was left behind; renews it if it is ours. `now_ns`: the file server's time. False: another
+  // node has it. Two may hold it for a moment; the later one has it at the next call.
   Result<bool> HoldLease(int64_t now_ns, std::chrono::milliseconds life);
   void LeaveLease();
 
@@ -184,7 +193,9 @@ class SharedFsDir {
   std::map<std::string, uint64_t> left_;    // Guarded by left_mutex_. Temporaries to be removed, and their bytes.
   std::atomic<bool> links_refused_{false};  // Relaxed: a hint, learnt anew by whoever misses it.
   std::optional<uint64_t> joined_device_;   // Join and Revisit are called by one thread at a time.
-  std::optional<FileStat> lease_;           // The file that we made the lease, by one thread at a time.
+  // Of the lease, by one thread at a time: the file that we made it; another node's, and since when we know it.
+  std::optional<FileStat> lease_, others_lease_;
+  TimePoint others_since_;
   std::mutex quarantine_mutex_;  // Held over the rare I/O that sets a frame aside: its bound is counted, and one file
                                  // moved, once.
 };

@@ -208,7 +208,8 @@ Result<void> JournalReader::Poll(const std::function<void(const JournalRecord&)>
 
 void JournalReader::Forget(const std::string& node) {
   const auto peer = peers_.find(node);
-  if (peer != peers_.end()) peer->second = {.written_ns = peer->second.written_ns, .gone = true};
+  if (peer != peers_.end())
+    peer->second = {.records = peer->second.records, .written_ns = peer->second.written_ns, .gone = true};
 }
 
 Result<bool> JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& peer,
@@ -240,6 +241,7 @@ Result<bool> JournalReader::ReadTail(const std::string& path, Tail& tail, Peer& 
         if (record->kind == JournalRecord::Kind::kPublished) record->time_ns = tail.time_ns;
         apply(*record);
       }
+      if (record) ++peer.records;
       tail.bad_polls = 0;
       tail.offset += kJournalRecordBytes;
     }

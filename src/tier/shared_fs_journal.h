@@ -106,7 +106,9 @@ class JournalReader {
 
   struct Peer {
     uint64_t claimed_bytes = 0;
-    int64_t written_ns = 0;  // Of its newest journal.
+    // Whole records read of its journals so far. A node that lives adds some; when, its reader knows by its own clock.
+    uint64_t records = 0;
+    int64_t written_ns = 0;  // Of its newest journal, by the server's clock or by that node's: see FileStat.
     bool gone = false;       // Forgotten, until it writes again.
   };
   // By node; those with a journal.

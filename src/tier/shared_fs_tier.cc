@@ -179,6 +179,7 @@ class SharedFsTier final : public Tier {
   Result<void> CheckDirectory();
   void EnterVolume(const std::string& id);
   bool ReadJournals();
+  void NoteWhoWrote();
   void Hear(const JournalRecord& record);
   void Doubt(const Digest& key);
   void NoteGone(const Digest& key);
@@ -266,6 +267,12 @@ class SharedFsTier final : public Tier {
   TimePoint gone_until_;
   SharedFsCollector collector_;
   bool collect_posted_ = false;
+  struct Heard {
+    uint64_t records = 0;  // So many of its journals were read.
+    TimePoint at;          // When the last of them was new.
+  };
+  std::map<std::string, Heard, std::less<>> heard_;  // By node; those with a journal.
+  TimePoint listened_at_;                            // When the journals were read last.
   std::set<std::string> dead_;  // Nodes that died with a claim. It holds until a scan has found what they left.
   uint64_t left_bytes_ = 0;     // Temporaries of the dead, when last looked.
   std::map<std::string, TimePoint> left_open_since_;  // By the last scan.
@@ -780,6 +787,7 @@ void SharedFsTier::EnterVolume(const std::string& id) {
   collector_.Reset();
   server_offset_ns_.store(kTimeUnknown, std::memory_order_relaxed);
   time_at_ = {};
+  heard_.clear();
   dead_.clear();
   left_bytes_ = left_open_bytes_ = 0;
   left_open_since_.clear();
@@ -795,7 +803,21 @@ bool SharedFsTier::ReadJournals() {
   const Result<void> read = reader_.Poll([this](const JournalRecord& record) { Hear(record); });
   if (!read) log::Warn("shared_fs_poll_failed", {{"error", read.error().what}});
   if (!doubted_.empty()) PostScanStep();
+  if (read) NoteWhoWrote();
   return read && reader_.heard_all();
+}
+
+void SharedFsTier::NoteWhoWrote() {
+  listened_at_ = deps_.clock.Now();
+  std::erase_if(heard_, [this](const auto& heard) { return !reader_.peers().contains(heard.first); });
+  for (const auto& [node, peer] : reader_.peers()) {
+    const auto [heard, is_new] = heard_.try_emplace(node);
+    if (!is_new && heard->second.records == peer.records) continue;
+    heard->second = {peer.records, listened_at_};
+    // So that a claim left behind need not hold once more for each node that starts. If it was not, the next record
+    // says so.
+    if (is_new && ServerNs() != 0 && LeftBehind(peer.written_ns, ServerNs())) heard->second.at -= options_.claim_life;
+  }
 }
 
 void SharedFsTier::Hear(const JournalRecord& record) {
@@ -1060,9 +1082,8 @@ void SharedFsTier::PostClaim() {
 
 bool SharedFsTier::IsAlive(std::string_view node) const {
   if (node == node_) return true;
-  const auto peer = reader_.peers().find(std::string(node));
-  return peer != reader_.peers().end() &&
-         ServerNs() - peer->second.written_ns < std::chrono::nanoseconds(options_.claim_life).count();
+  const auto heard = heard_.find(node);
+  return heard != heard_.end() && listened_at_ - heard->second.at < options_.claim_life;
 }
 
 // A claim of the dead holds until a scan has found what they published and could not tell of.
