@@ -34,51 +34,15 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
     Run();
   }
 
-  // One thread at a time: it goes on where the last one left off, called by the job or by Consumed.
   void Run() {
-    const Gate::Pass pass(core_->gate);
-    if (!pass) return;
-    for (;;) {
-      size_t i = 0;
-      std::shared_ptr<LoadJob> job;
-      {
-        std::lock_guard lock(mutex_);
-        if (next_ == request_.keys.size()) return;
-        if (hits_ - consumed_ >= request_.window) {
-          paused_ = true;
-          return;
-        }
-        i = next_;
-        job = job_;
-      }
-      const auto later = [weak = weak_from_this()] {
-        if (const auto follow = weak.lock()) follow->Run();
-      };
-      if (!job->ReadyOr(i, later)) return;
-      LoadJob::Item item = job->Wait(i, TimePoint::min());
-      const bool hit = item.outcome == Outcome::kHit;
-      const Reason reason = item.reason;
-      bool last = false;
-      {
-        std::lock_guard lock(mutex_);
-        if (next_ != i) return;  // Ended meanwhile.
-        ++next_;
-        if (hit) ++hits_;
-        last = next_ == request_.keys.size();
-      }
-      request_.on_item(i, std::move(item));
-      if (last) return Forget();
-      if (!hit && request_.stop_at_miss) return End(reason);
-    }
+    Go();
+    LetOthersRun(request_.window);
   }
 
-  void Consumed() {
-    {
-      std::lock_guard lock(mutex_);
-      ++consumed_;
-      if (!std::exchange(paused_, false)) return;
-    }
-    Run();
+  // Whoever waits for room that there is now. They go on here, one after the other: none of them calls another.
+  static void LetOthersRun(const std::shared_ptr<Window>& window) {
+    if (!window) return;
+    while (const std::shared_ptr<Follow> next = window->Next()) next->Go();
   }
 
   // Delivers the rest. The first of it as the store sees it, which counts it.
@@ -99,6 +63,7 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
       LoadJob::Item item;
       item.reason = reason;
       if (i == first && job && reason == Reason::kTimeout) item = job->Wait(i, TimePoint::min());
+      if (request_.window && item.outcome == Outcome::kHit) request_.window->TakeAnyway(request_.payload_bytes);
       request_.on_item(i, std::move(item));
     }
     Forget();
@@ -107,6 +72,44 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
   const Request& request() const { return request_; }
 
  private:
+  // One thread at a time: it goes on where the last one left off, called by the job or by whoever gave room back.
+  void Go() {
+    const Gate::Pass pass(core_->gate);
+    if (!pass) return;
+    for (;;) {
+      size_t i = 0;
+      std::shared_ptr<LoadJob> job;
+      {
+        std::lock_guard lock(mutex_);
+        if (next_ == request_.keys.size()) return;
+        i = next_;
+        job = job_;
+      }
+      const auto later = [weak = weak_from_this()] {
+        if (const auto follow = weak.lock()) follow->Run();
+      };
+      if (!job->ReadyOr(i, later)) return;
+      if (request_.window && !request_.window->Take(request_.payload_bytes, shared_from_this())) return;
+      LoadJob::Item item = job->Wait(i, TimePoint::min());
+      const bool hit = item.outcome == Outcome::kHit;
+      if (request_.window && !hit) request_.window->Give(request_.payload_bytes);
+      const Reason reason = item.reason;
+      bool last = false;
+      {
+        std::lock_guard lock(mutex_);
+        if (next_ != i) {  // Ended meanwhile.
+          if (request_.window && hit) request_.window->Give(request_.payload_bytes);
+          return;
+        }
+        ++next_;
+        last = next_ == request_.keys.size();
+      }
+      request_.on_item(i, std::move(item));
+      if (last) return Forget();
+      if (!hit && request_.stop_at_miss) return End(reason);
+    }
+  }
+
   void Forget() {
     std::lock_guard lock(core_->mutex);
     core_->live.erase({request_.deadline, id_});
@@ -118,17 +121,57 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
   std::mutex mutex_;
   std::shared_ptr<LoadJob> job_;  // Guarded by mutex_.
   size_t next_ = 0;               // Guarded by mutex_. Not yet delivered, or about to be.
-  size_t hits_ = 0;               // Guarded by mutex_.
-  size_t consumed_ = 0;           // Guarded by mutex_.
-  bool paused_ = false;           // Guarded by mutex_. Nobody will call Run but Consumed.
 };
+
+LoadFollower::Handle::Handle(const std::shared_ptr<Follow>& follow)
+    : follow_(follow), window_(follow->request().window), bytes_(follow->request().payload_bytes) {}
 
 void LoadFollower::Handle::End(Reason reason) const {
   if (const auto follow = follow_.lock()) follow->End(reason);
 }
 
 void LoadFollower::Handle::Consumed() const {
-  if (const auto follow = follow_.lock()) follow->Consumed();
+  if (!window_) return;
+  window_->Give(bytes_);
+  Follow::LetOthersRun(window_);
+}
+
+void LoadFollower::Window::SetMax(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  bytes_max_ = bytes;
+}
+
+bool LoadFollower::Window::Take(uint64_t bytes, const std::shared_ptr<Follow>& follow) {
+  std::lock_guard lock(mutex_);
+  const bool fits = HasRoomLocked(bytes);
+  if (fits) {
+    out_bytes_ += bytes;
+  } else {
+    waiting_.emplace_back(bytes, follow);
+  }
+  return fits;
+}
+
+void LoadFollower::Window::TakeAnyway(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  out_bytes_ += bytes;
+}
+
+void LoadFollower::Window::Give(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  TERRACE_ASSERT(out_bytes_ >= bytes);
+  out_bytes_ -= bytes;
+}
+
+std::shared_ptr<LoadFollower::Follow> LoadFollower::Window::Next() {
+  std::lock_guard lock(mutex_);
+  while (!waiting_.empty()) {
+    const std::shared_ptr<Follow> next = waiting_.front().second.lock();
+    if (next && !HasRoomLocked(waiting_.front().first)) return nullptr;
+    waiting_.pop_front();
+    if (next) return next;
+  }
+  return nullptr;
 }
 
 LoadFollower::LoadFollower(Store& store)

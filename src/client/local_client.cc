@@ -28,7 +28,7 @@ class LocalClient final : public Client {
         saver_("terrace-save", 1),
         pins_(store.ram_stats().bytes_max / 4, saver_),
         follower_(store),
-        copied_bytes_max_(store.ram_stats().bytes_max / 4) {}
+        copied_(std::make_shared<LoadFollower::Window>(store.ram_stats().bytes_max / 4)) {}
   ~LocalClient() override { Close(std::chrono::steady_clock::now()); }
 
   std::vector<std::string> tier_names() const override { return store_.tier_names(); }
@@ -61,8 +61,7 @@ class LocalClient final : public Client {
     const auto into = std::make_shared<std::vector<Pieces>>(std::move(request.into));
     const auto handle = std::make_shared<LoadFollower::Handle>();
     const auto owner = std::move(request.owner);
-    const size_t window = std::max<uint64_t>(copied_bytes_max_ / std::max<uint64_t>(request.payload_bytes, 1), 1);
-    Follow(call, request, window, handle, [=, this](size_t i, LoadJob::Item item) {
+    Follow(call, request, copied_, handle, [=, this](size_t i, LoadJob::Item item) {
       if (item.outcome != Outcome::kHit) return calls_->Settle(*call, i, Loaded(item));
       const bool posted = copiers_.Post([=, this, owner = owner, item = std::move(item)]() mutable {
         LoadedChunk chunk = Loaded(item);
@@ -83,7 +82,7 @@ class LocalClient final : public Client {
 
   std::shared_ptr<CallOf<LoadedChunk>> Lease(LoadRequest request) override {
     auto call = BeginLoad(request.keys.size());
-    Follow(call, request, SIZE_MAX, nullptr, [calls = calls_, call](size_t i, LoadJob::Item item) {
+    Follow(call, request, nullptr, nullptr, [calls = calls_, call](size_t i, LoadJob::Item item) {
       LoadedChunk chunk = Loaded(item);
       chunk.lease = std::move(item.lease);
       calls->Settle(*call, i, std::move(chunk));
@@ -93,7 +92,7 @@ class LocalClient final : public Client {
 
   std::shared_ptr<CallOf<LoadedChunk>> Prefetch(LoadRequest request) override {
     auto call = BeginLoad(request.keys.size());
-    Follow(call, request, SIZE_MAX, nullptr,
+    Follow(call, request, nullptr, nullptr,
            [calls = calls_, call](size_t i, const LoadJob::Item& item) { calls->Settle(*call, i, Loaded(item)); });
     return call;
   }
@@ -101,7 +100,7 @@ class LocalClient final : public Client {
   std::shared_ptr<CallOf<LoadedChunk>> Pin(LoadRequest request, std::chrono::milliseconds lifetime) override {
     auto call = BeginLoad(request.keys.size());
     const TimePoint until = std::chrono::steady_clock::now() + lifetime;
-    Follow(call, request, SIZE_MAX, nullptr, [=, this](size_t i, LoadJob::Item item) {
+    Follow(call, request, nullptr, nullptr, [=, this](size_t i, LoadJob::Item item) {
       LoadedChunk chunk = Loaded(item);
       if (chunk.outcome == Outcome::kHit && !pins_.Pin(std::move(item.lease), until)) chunk = Missed(Reason::kFull);
       calls_->Settle(*call, i, std::move(chunk));
@@ -176,8 +175,9 @@ class LocalClient final : public Client {
   }
 
   // `handle`, if given, is set before the first item comes.
-  void Follow(const std::shared_ptr<CallOf<LoadedChunk>>& call, LoadRequest& request, size_t window,
-              const std::shared_ptr<LoadFollower::Handle>& handle, std::function<void(size_t, LoadJob::Item)> on_item) {
+  void Follow(const std::shared_ptr<CallOf<LoadedChunk>>& call, LoadRequest& request,
+              const std::shared_ptr<LoadFollower::Window>& window, const std::shared_ptr<LoadFollower::Handle>& handle,
+              std::function<void(size_t, LoadJob::Item)> on_item) {
     if (call->done()) return;
     if (request.payload_bytes == 0) return calls_->SettleAll(*call, Missed(Reason::kForeign));
     follower_.Begin({.space = request.space,
@@ -227,8 +227,8 @@ class LocalClient final : public Client {
   ThreadPool saver_;  // One thread: parents are committed first. Ends pins, too.
   Pins pins_;
   LoadFollower follower_;
-  const uint64_t
-      copied_bytes_max_;  // On their way from RAM to callers' buffers, per call: what is lent can't make room.
+  // On their way from RAM to callers' buffers: what is lent can't make room.
+  const std::shared_ptr<LoadFollower::Window> copied_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -10,9 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "client/wire.h"
 
@@ -49,6 +52,51 @@ Result<Address> AddressOf(const std::string& path) {
     address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   }
   return address;
+}
+
+std::string FolderOf(const std::string& path) { return std::filesystem::absolute(path).parent_path().string(); }
+
+// Held by one process at a time that looks who listens at a path and puts its own socket there. It is the folder that
+// is locked, so that no file is left behind. Others hold it for a millisecond; who holds it for ever is no node, and is
+// not waited for.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path)
+      : fd_(HasFile(path) ? open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
+    for (int i = 0; fd_ && flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && i < 1000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+ private:
+  const Fd fd_;
+};
+
+// Leaves nothing at the path, or an error and what is there.
+Result<void> ClearDeadSocket(const std::string& path) {
+  const std::string attempt = "listen " + path + ": ";
+  struct stat file{};
+  if (HasFile(path)) {
+    if (lstat(path.c_str(), &file) != 0) {
+      if (errno == ENOENT) return {};
+      return Fail(Code::kIo, attempt + std::strerror(errno), errno);
+    }
+    if (!S_ISSOCK(file.st_mode)) {
+      return Fail(Code::kInvalid,
+                  attempt + "what is there is no socket, and is left alone; remove it, or name another path");
+    }
+  }
+  const Result<Fd> other = ConnectTo(path);
+  if (other || other.error().os_error == EAGAIN) return Fail(Code::kInvalid, attempt + "another node is there");
+  switch (other.error().os_error) {
+    case ECONNREFUSED: break;
+    case EPROTOTYPE: return Fail(Code::kInvalid, attempt + "another program listens there; name another path");
+    default: return Fail(Code::kIo, attempt + "is a node there? " + other.error().what, other.error().os_error);
+  }
+  if (HasFile(path) && unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return Fail(Code::kIo, attempt + "remove the socket of a node that is gone: " + std::strerror(errno), errno);
+  }
+  return {};
 }
 
 }  // namespace
@@ -94,24 +142,43 @@ Result<Fd> ConnectTo(const std::string& path) {
   return fd;
 }
 
-Result<Fd> ListenAt(const std::string& path) {
+SocketFile::SocketFile(std::string path) {
+  struct stat file{};
+  if (!HasFile(path) || lstat(path.c_str(), &file) != 0) return;
+  path_ = std::move(path);
+  inode_ = {file.st_dev, file.st_ino};
+}
+
+void SocketFile::Remove() {
+  const std::string path = std::exchange(path_, "");
+  if (path.empty()) return;
+  const FolderLock lock(path);
+  struct stat file{};
+  if (lstat(path.c_str(), &file) == 0 && inode_ == std::pair(file.st_dev, file.st_ino)) unlink(path.c_str());
+}
+
+Result<Listener> ListenAt(const std::string& path) {
   const Result<Address> address = AddressOf(path);
   if (!address) return tl::unexpected(address.error());
-  const Result<Fd> other = ConnectTo(path);
-  if (other || other.error().os_error == EAGAIN) {
-    return Fail(Code::kInvalid, "listen " + path + ": another node is there");
-  }
-  if (other.error().os_error == ECONNREFUSED && HasFile(path)) unlink(path.c_str());
   Result<Fd> fd = NewSocket();
-  if (!fd) return fd;
+  if (!fd) return tl::unexpected(fd.error());
+  const FolderLock lock(path);
+  if (Result<void> cleared = ClearDeadSocket(path); !cleared) return tl::unexpected(cleared.error());
   // The file is made with these permissions: nobody slips in before they are set. Before threads start.
   const mode_t mask = umask(0117);
   const int bound = bind(fd->get(), address->any(), address->length);
   const int why = errno;
   umask(mask);
-  if (bound != 0) return Fail(Code::kIo, "listen " + path + ": " + std::strerror(why), why);
-  if (listen(fd->get(), kBacklog) != 0) return Fail(Code::kIo, "listen " + path + ": " + std::strerror(errno), errno);
-  return fd;
+  if (bound != 0) {
+    const std::string hint = why == ENOENT ? "; make the folder " + FolderOf(path) : "";
+    return Fail(Code::kIo, "listen " + path + ": " + std::strerror(why) + hint, why);
+  }
+  if (listen(fd->get(), kBacklog) != 0) {
+    const int refused = errno;
+    if (HasFile(path)) unlink(path.c_str());
+    return Fail(Code::kIo, "listen " + path + ": " + std::strerror(refused), refused);
+  }
+  return Listener{.fd = *std::move(fd), .file = SocketFile(path)};
 }
 
 bool MayBeAnybodys(const std::string& path) {

@@ -46,9 +46,31 @@ class Mapping {
 // A memfd of `bytes`, without pages yet, that nobody can make shorter or longer.
 Result<Fd> NewSharedMemory(const char* name, size_t bytes);
 
-// Creates the socket file, for owner and group. A file that nobody listens on is replaced; one that somebody does is an
-// error. `@name` has no file: it is a name of this host's (of its network namespace), gone with who listens.
-Result<Fd> ListenAt(const std::string& path);
+// The file by which clients find a listener. Removed with this, if it is still that listener's, which must be open yet:
+// the number of its file is nobody else's until then.
+class SocketFile {
+ public:
+  SocketFile() = default;  // None.
+  explicit SocketFile(std::string path);
+  SocketFile(SocketFile&& other) noexcept { std::swap(path_, other.path_), std::swap(inode_, other.inode_); }
+  SocketFile& operator=(SocketFile&&) = delete;
+  ~SocketFile() { Remove(); }
+  void Remove();
+
+ private:
+  std::string path_;  // "": none, or removed.
+  std::pair<dev_t, ino_t> inode_;
+};
+struct Listener {
+  Fd fd;
+  SocketFile file;  // After fd: it goes first.
+};
+
+// Creates the socket file, for owner and group. A socket that nobody listens on is replaced; one that somebody does,
+// and any other kind of file, is an error and stays as it is. Of two that come at once one is told that the other is
+// there.
+// `@name` has no file: it is a name of this host's (of its network namespace), gone with who listens.
+Result<Listener> ListenAt(const std::string& path);
 Result<Fd> ConnectTo(const std::string& path);
 // Anybody on this host could have been there first: it has no file, or one where all may make files.
 bool MayBeAnybodys(const std::string& path);

@@ -49,7 +49,7 @@ void CheckMemory(uint64_t ram_bytes, const std::string& root, Report& report) {
   } else {
     finding.figures.emplace_back("available_bytes", static_cast<double>(available));
     finding.what = "--ram " + BytesText(ram) + ", and a process may take " + BytesText(static_cast<double>(available)) +
-                   " here (machine and cgroup, less an eighth)";
+                   " here (machine and cgroup, less what other processes have reserved and an eighth)";
     if (ram_bytes > available) {
       finding.severity = Severity::kNote;
       finding.what += ": an instance that starts now cuts its cap";

@@ -252,8 +252,8 @@ engine::OpenedChatTemplate OpenChatTemplate(const ServeOptions& options, const M
   return opened;
 }
 
-void LogReady(const ServeOptions& options, const Model& model, const ModelThread& thread, const WeightsDigest& weights,
-              const engine::OpenedChatTemplate& chat, uint16_t port) {
+void LogReady(const ServeOptions& options, const Model& model, const Store& store, const ModelThread& thread,
+              const WeightsDigest& weights, const engine::OpenedChatTemplate& chat, uint16_t port) {
   const std::optional<Digest> digest = weights.Get();
   const SpaceFields& space = thread.space();
   const std::string& host = options.http.host;
@@ -269,7 +269,7 @@ void LogReady(const ServeOptions& options, const Model& model, const ModelThread
                             {"ctx", options.engine.context_tokens},
                             {"engine_kv_tokens", options.engine.engine_kv_tokens},
                             {"threads", options.engine.threads},
-                            {"ram", options.store.ram_bytes_max},
+                            {"ram", store.ram_stats().bytes_max},
                             {"disk", options.tiers.disk.directory},
                             {"shared", options.tiers.shared.directory},
                             {"s3", options.tiers.s3 ? options.tiers.s3->endpoint.Describe() : ""},
@@ -320,7 +320,7 @@ int Serve(const config::Values& values, ServeOptions options) {
         }
       });
   if (!server) return Refuse(server.error().what);
-  LogReady(options, **model, **thread, *weights, chat, (*server)->port());
+  LogReady(options, **model, **store, **thread, *weights, chat, (*server)->port());
 
   signals.Wait();
   EndAtTheLatestAfter(kStopMax, "terrace serve: a call to the storage does not return; ended without it\n");

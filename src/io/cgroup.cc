@@ -5,9 +5,9 @@
 namespace terrace {
 
 void VisitCgroups(const std::string& root, std::string_view controller,
-                  const std::function<void(const std::string& folder, bool is_v2)>& visit) {
+                  const std::function<void(const std::string& folder, bool is_v2)>& visit, std::string_view process) {
   const std::string v1 = "," + std::string(controller) + ",";
-  std::ifstream groups(root + "/proc/self/cgroup");
+  std::ifstream groups(root + "/proc/" + std::string(process) + "/cgroup");
   std::string line;  // "4:cpu,cpuacct:/path" (v1) or "0::/path" (v2).
   while (std::getline(groups, line)) {
     const size_t first = line.find(':');

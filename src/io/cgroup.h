@@ -11,7 +11,9 @@ namespace terrace {
 // "memory"): the mount point, this process' own group and all above it, since each may have a bound of its own. In a
 // container the path of the group may be the host's, of which only the mount point is visible; that is then the
 // container's own group. A folder may not exist, and one may be named twice. `root` stands before /proc and /sys.
+// `process` is a name under /proc: the number of another process whose groups are asked for.
 void VisitCgroups(const std::string& root, std::string_view controller,
-                  const std::function<void(const std::string& folder, bool is_v2)>& visit);
+                  const std::function<void(const std::string& folder, bool is_v2)>& visit,
+                  std::string_view process = "self");
 
 }  // namespace terrace

@@ -98,9 +98,9 @@ class ClientTest : public testing::TestWithParam<Kind> {
       return;
     }
     const std::string socket = "@terrace-client-test-" + std::to_string(getpid());
-    Result<Fd> listener = ListenAt(socket);
+    Result<Listener> listener = ListenAt(socket);
     ASSERT_TRUE(listener) << listener.error().what;
-    auto started = NodeServer::Start({.segments_bytes_max = 16 << 20}, *std::move(listener), *store, metrics);
+    auto started = NodeServer::Start({.segments_bytes_max = 16 << 20}, std::move(listener->fd), *store, metrics);
     ASSERT_TRUE(started) << started.error().what;
     server = *std::move(started);
     client = NewNodeClient({.calls_max = calls_max, .node_wait = 30s}, socket);

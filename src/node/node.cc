@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include "http/server.h"
 #include "node/server.h"
 #include "settings/instance.h"
+#include "tier/ram_limit.h"
 
 namespace terrace {
 namespace {
@@ -87,39 +89,48 @@ int Serve(const config::Values& values) {
   if (!sessions) return Refuse(sessions.error().what);
   const auto port = config::Bounded(values, "metrics-port", 0, 65535);
   if (!port) return Refuse(port.error().what);
-  // What clients write to before it is committed is RAM, too.
-  const uint64_t segments = values.IsSet("segments") ? values.Bytes("segments") : tiers->ram_bytes_max / 8;
-  if (segments >= tiers->ram_bytes_max) return Refuse("--segments is part of --ram, and leaves nothing of it");
+  if (values.IsSet("segments") && values.Bytes("segments") >= tiers->ram_bytes_max) {
+    return Refuse("--segments is part of --ram, and leaves nothing of it");
+  }
   const milliseconds drain(values.DurationMs("drain-timeout"));
 
   StopSignals signals;
-  std::optional<Fd> listener = ListenerFromSystemd();
-  const bool activated = listener.has_value();
-  if (activated && !IsPacketListener(listener->get())) {
+  std::optional<Fd> given = ListenerFromSystemd();
+  const bool activated = given.has_value();
+  if (activated && !IsPacketListener(given->get())) {
     return Refuse("the socket of systemd is not of the kind needed: ListenSequentialPacket=");
   }
   const std::string& path = values.Text("socket");
-  if (!listener) {
-    Result<Fd> created = ListenAt(path);
-    if (!created) return Refuse("--socket: " + created.error().what);
-    listener = *std::move(created);
-  }
-  Result<std::unique_ptr<Host>> host = OpenHost(*tiers, {.ram_bytes_max = tiers->ram_bytes_max - segments});
-  if (!host) return Refuse(host.error().what);
-  auto server = NodeServer::Start({.sessions_max = *sessions, .segments_bytes_max = segments}, *std::move(listener),
-                                  *(*host)->store, (*host)->metrics);
-  if (!server) return Refuse(server.error().what);
+  Result<Listener> listener = activated ? Listener{.fd = *std::move(given), .file = {}} : ListenAt(path);
+  if (!listener) return Refuse("--socket: " + listener.error().what);
+  // The tiers come last: a start that is refused has put nothing into their directories.
+  std::unique_ptr<Host> host;
+  std::atomic<const Host*> ready = nullptr;
   std::unique_ptr<http::Server> http;
   if (*port != 0) {
-    auto started = http::Server::Start({.port = static_cast<uint16_t>(*port)},
-                                       [&](const http::Request& request, std::shared_ptr<http::Responder> responder) {
-                                         Respond(**host, request, *responder);
-                                       });
+    auto started =
+        http::Server::Start({.port = static_cast<uint16_t>(*port)},
+                            [&](const http::Request& request, const std::shared_ptr<http::Responder>& responder) {
+                              if (const Host* is = ready.load()) return Respond(*is, request, *responder);
+                              responder->Send(503, {{"Content-Type", "text/plain"}}, "starting");
+                            });
     if (!started) return Refuse("--metrics-port: " + started.error().what);
     http = *std::move(started);
   }
+  // What clients write to before it is committed is RAM, too, and cut like the rest.
+  const std::shared_ptr<RamRoom> room = RoomOfThisMachine();
+  const uint64_t wanted = std::min(tiers->ram_bytes_max, AvailableMemoryBytes()) / 8;
+  const uint64_t segments =
+      room->Reserve({.asked_bytes = values.IsSet("segments") ? values.Bytes("segments") : wanted});
+  Result<std::unique_ptr<Host>> opened = OpenHost(*tiers, {.ram_bytes_max = tiers->ram_bytes_max - segments});
+  if (!opened) return Refuse(opened.error().what);
+  host = *std::move(opened);
+  auto server = NodeServer::Start({.sessions_max = *sessions, .segments_bytes_max = segments}, std::move(listener->fd),
+                                  *host->store, host->metrics);
+  if (!server) return Refuse(server.error().what);
+  ready = host.get();
   log::Info("node_ready", {{"socket", activated ? "systemd" : path},
-                           {"ram", tiers->ram_bytes_max},
+                           {"ram", host->store->ram_stats().bytes_max + segments},
                            {"segments", segments},
                            {"disk", tiers->disk.directory},
                            {"shared", tiers->shared.directory},
@@ -128,15 +139,14 @@ int Serve(const config::Values& values) {
 
   signals.Wait();
   Notify("STOPPING=1");
-  // Before anybody else can listen there: the file of a node that comes next is not ours to remove.
-  if (!activated && path.front() != '@') unlink(path.c_str());
+  listener->file.Remove();  // Nobody finds this node any more, and another may come.
   EndAtTheLatestAfter(std::chrono::ceil<std::chrono::seconds>(drain + kStopGrace),
                       "terrace node: a call to the storage does not return; ended without it\n");
   const TimePoint deadline = std::chrono::steady_clock::now() + drain;
   log::Info("node_stopping", {{"deadline_ms", drain.count()}});
   const NodeServer::Report report = (*server)->Stop(std::min(deadline, std::chrono::steady_clock::now() + drain / 2));
   if (http) http->Stop();
-  const CloseReport closed = (*host)->store->Close(deadline);
+  const CloseReport closed = host->store->Close(deadline);
   log::Info("node_stopped", {{"sessions", report.sessions},
                              {"calls_cut", report.calls_cut},
                              {"saves_finished", closed.clean},

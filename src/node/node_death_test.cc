@@ -34,10 +34,10 @@ TimePoint Soon() { return Now() + 60s; }  // A failure, not a measure.
 
 int BeNode(const char* socket) {
   Result<std::unique_ptr<Host>> host = OpenHost({.ram_bytes_max = 64 << 20}, {.ram_bytes_max = 64 << 20});
-  Result<Fd> listener = ListenAt(socket);
+  Result<Listener> listener = ListenAt(socket);
   if (!host || !listener) return 1;
   auto server =
-      NodeServer::Start({.segments_bytes_max = 32 << 20}, *std::move(listener), *(*host)->store, (*host)->metrics);
+      NodeServer::Start({.segments_bytes_max = 32 << 20}, std::move(listener->fd), *(*host)->store, (*host)->metrics);
   if (!server) return 1;
   for (;;) pause();
 }

@@ -57,21 +57,21 @@ TEST_F(NodeJoin, WhoIsNotThereIsNotWaitedFor) {
 }
 
 TEST_F(NodeJoin, WhoListensAndSaysNothingIsWaitedForAsLongAsAsked) {
-  const Fd listener = ListenAt(socket).value();
+  const Listener listener = ListenAt(socket).value();
   const auto client = NewNodeClient({.node_wait = 20ms}, socket);
   EXPECT_FALSE(client->connected());
   ASSERT_TRUE(client->Lookup({Digest{}})->done());
 }
 
 TEST_F(NodeJoin, AnotherVersionIsSaidOnceWithBothNumbersAndTriedAgain) {
-  const Fd listener = ListenAt(socket).value();
+  const Listener listener = ListenAt(socket).value();
   std::atomic<int> tries{0};
   std::atomic<bool> over{false};
   std::thread node([&] {
     while (!over.load()) {
-      pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      pollfd event{.fd = listener.fd.get(), .events = POLLIN, .revents = 0};
       if (poll(&event, 1, 10) != 1) continue;
-      const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
       event.fd = fd.get();
       poll(&event, 1, 30'000);
       std::vector<std::byte> hello;
@@ -100,10 +100,10 @@ TEST_F(NodeJoin, AnotherVersionIsSaidOnceWithBothNumbersAndTriedAgain) {
 }
 
 // A node by hand: hands each message of one client to `answer`, until that client hangs up.
-void ServeByHand(const Fd& listener, const std::function<void(int fd, const wire::Header& asked)>& answer) {
-  pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+void ServeByHand(const Listener& listener, const std::function<void(int fd, const wire::Header& asked)>& answer) {
+  pollfd event{.fd = listener.fd.get(), .events = POLLIN, .revents = 0};
   poll(&event, 1, 30'000);
-  const Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
   event.fd = fd.get();
   std::vector<std::byte> bytes;
   Fd none;
@@ -114,7 +114,7 @@ void ServeByHand(const Fd& listener, const std::function<void(int fd, const wire
 
 // A node by hand that welcomes a client and says nothing more.
 TEST_F(NodeJoin, ANodeThatDoesNotAnswerIsLeftSoThatTheNextSaveNeedNotWait) {
-  const Fd listener = ListenAt(socket).value();
+  const Listener listener = ListenAt(socket).value();
   const Fd arena = NewSharedMemory("arena", 4096).value();
   std::thread node([&] {
     ServeByHand(listener, [&](int fd, const wire::Header& asked) {
@@ -137,7 +137,7 @@ TEST_F(NodeJoin, ANodeThatDoesNotAnswerIsLeftSoThatTheNextSaveNeedNotWait) {
 // A node by hand that takes all a client says and never answers a commit. It has room for one chunk.
 TEST_F(NodeJoin, WhatANodeMayStillBeReadingIsNotWrittenTo) {
   constexpr uint64_t kChunkBytes = 8192;
-  const Fd listener = ListenAt(socket).value();
+  const Listener listener = ListenAt(socket).value();
   const Fd arena = NewSharedMemory("arena", 4096).value();
   const Fd memory = NewSharedMemory("segment", kChunkBytes).value();
   const auto segment = Mapping::Map(memory.get(), kChunkBytes, false);

@@ -53,6 +53,8 @@ class NodeServerImpl final : public NodeServer {
         segments_gauge_(metrics.GetGauge("terrace_node_segment_bytes", "Bytes lent to clients for writing.")),
         refused_(metrics.GetCounter("terrace_node_sessions_refused_total",
                                     "Clients turned away: too many, of another group, or of another release.")),
+        leases_refused_(metrics.GetCounter("terrace_node_leases_refused_total",
+                                           "Chunks not lent: the session, or all of them, hold what they may.")),
         segments_({.bytes_max = options.segments_bytes_max,
                    .segment_bytes_max = options.segment_bytes_max,
                    .segments_max = options.segments_max},
@@ -98,6 +100,7 @@ class NodeServerImpl final : public NodeServer {
   struct Arrived {
     uint64_t session = 0, call = 0;
     Kind kind = Kind::kLoad;
+    bool in_turn = false;
     size_t index = 0;
     bool last = false;  // Of its call.
     size_t items = 1;   // Of the call, that have ended with this.
@@ -155,7 +158,11 @@ class NodeServerImpl final : public NodeServer {
     report_.calls_cut = calls;
     return calls == 0 || std::chrono::steady_clock::now() >= stop_deadline_;
   }
-  int WaitMs() const { return stopping_.load() || silent_ > 0 ? 50 : -1; }
+  int WaitMs() const {
+    if (stopping_.load() || silent_ > 0) return 50;
+    // Until somebody may be due to be cut, with as much to spare.
+    return in_turn_bytes_ > 0 ? static_cast<int>(std::min<int64_t>(options_.silence_max.count(), kTimeMaxMs)) : -1;
+  }
 
   void Handle(const epoll_event& event) {
     if (event.data.u64 == kListener) return Accept();
@@ -207,13 +214,21 @@ class NodeServerImpl final : public NodeServer {
     }
   }
 
-  // Who connects and says nothing takes up a session.
+  // Who connects and says nothing takes up a session; who stops in the middle of copying, RAM.
   void EndTheSilent() {
-    if (silent_ == 0) return;
-    const TimePoint before = std::chrono::steady_clock::now() - kWelcomeMax;
+    if (silent_ == 0 && in_turn_bytes_ == 0) return;
+    const TimePoint now = std::chrono::steady_clock::now();
     for (auto it = sessions_.begin(); it != sessions_.end();) {
       Session& session = *(it++)->second;
-      if (!session.welcomed && session.since < before) Cut(session, "no hello");
+      if (!session.welcomed && session.heard < now - kWelcomeMax) {
+        Cut(session, "no hello");
+      } else if (session.in_turn_bytes > 0 && session.heard <= now - options_.silence_max) {
+        Cut(session, "it hangs: nothing heard of it for " + std::to_string(options_.silence_max.count() / 1000) +
+                         " s while it copies from RAM");
+        // If it ever goes on, it finds that other bytes are there. What it holds without copying stays its own.
+        for (LeaseTable::Lent& lent : session.leases.TakeInTurn()) GiveBack(session, lent);
+        SetGauges();
+      }
     }
   }
 
@@ -233,7 +248,8 @@ class NodeServerImpl final : public NodeServer {
 
   void EndSession(Session& session) {
     if (!session.welcomed) --silent_;
-    leased_bytes_ -= session.leased_bytes;
+    held_bytes_ -= session.held_bytes;
+    in_turn_bytes_ -= session.in_turn_bytes;
     segments_.TakeBack(session);
     sessions_.erase(session.id);
     SetGauges();
@@ -241,7 +257,7 @@ class NodeServerImpl final : public NodeServer {
 
   void SetGauges() {
     sessions_gauge_.Set(static_cast<int64_t>(sessions_.size()));
-    leased_gauge_.Set(static_cast<int64_t>(leased_bytes_));
+    leased_gauge_.Set(static_cast<int64_t>(held_bytes_ + in_turn_bytes_));
     segments_gauge_.Set(static_cast<int64_t>(segments_.bytes()));
   }
 
@@ -255,6 +271,7 @@ class NodeServerImpl final : public NodeServer {
         case Received::kBroken: return Cut(session, "");
         case Received::kMessage: break;
       }
+      session.heard = std::chrono::steady_clock::now();
       const auto version = wire::VersionOf(buffer_);
       if (version && *version != wire::kVersion) {
         SendMessage(session.fd.get(), wire::Encode(Header{.kind = Kind::kHello}));
@@ -394,8 +411,9 @@ class NodeServerImpl final : public NodeServer {
     ++session.calls;
     session.items += keys.size();
     const bool in_turn = (header.numbers[1] & wire::kInTurn) != 0 && header.kind == Kind::kLoad;
-    // One load of each client has room at once, with as much to spare: what does not fit would be a miss.
-    const uint64_t share = options_.leased_bytes_max / (2 * (sessions_.size() + 1));
+    // All loads of a client together, so that those of all clients have room at once: what does not fit would be a
+    // miss.
+    if (in_turn) session.window->SetMax(CopiedBytesMax() / (sessions_.size() + 1));
     const auto handle = std::make_shared<LoadFollower::Handle>();
     const size_t count = keys.size();
     const auto seen = std::make_shared<std::atomic<size_t>>(0);
@@ -405,13 +423,14 @@ class NodeServerImpl final : public NodeServer {
                      .payload_bytes = header.payload_bytes,
                      .deadline = After(header.numbers[0]),
                      .stop_at_miss = (header.numbers[1] & wire::kStopAtMiss) != 0,
-                     .window = in_turn ? std::max<uint64_t>(share / header.payload_bytes, 1) : SIZE_MAX,
+                     .window = in_turn ? session.window : nullptr,
                      .on_item =
-                         [this, id = session.id, call, kind = header.kind, handle, seen, count, lifetime](
+                         [this, id = session.id, call, kind = header.kind, in_turn, handle, seen, count, lifetime](
                              size_t i, LoadJob::Item item) {
                            Arrive({.session = id,
                                    .call = call,
                                    .kind = kind,
+                                   .in_turn = in_turn,
                                    .index = i,
                                    .last = seen->fetch_add(1) + 1 == count,
                                    .item = std::move(item),
@@ -442,8 +461,9 @@ class NodeServerImpl final : public NodeServer {
       Arrived& one = arrived[i];
       const auto it = sessions_.find(one.session);
       if (it == sessions_.end() || it->second->cut) {
+        const bool hit = one.item.outcome == Outcome::kHit;
         one.item = {};
-        one.load.Consumed();
+        if (hit) one.load.Consumed();
         continue;
       }
       Session& session = *it->second;
@@ -479,27 +499,41 @@ class NodeServerImpl final : public NodeServer {
     const auto miss = [&] { return wire::LoadedItem{.index = item.index, .reason = Reason::kFull}; };
     if (one.kind == Kind::kPin && !pins_.Pin(lease, std::chrono::steady_clock::now() + one.lifetime)) return miss();
     if (one.kind != Kind::kLoad) return item;
-    if (leased_bytes_ + lease.bytes.size() > options_.leased_bytes_max ||
-        session.leases.size() >= options_.leases_max) {
+    const uint64_t bytes = lease.bytes.size();
+    if (!MayLend(session, bytes, one.in_turn)) {
+      leases_refused_.Add();
       lease = {};
       one.load.Consumed();
       return miss();
     }
     item.offset = static_cast<uint64_t>(lease.bytes.data() - store_.ram_memory().bytes.data());
     item.hash = wire::HashOf(*lease.hashes);
-    session.leased_bytes += lease.bytes.size();
-    leased_bytes_ += lease.bytes.size();
-    item.lease = session.leases.Add({std::move(lease), one.load});
+    (one.in_turn ? session.in_turn_bytes : session.held_bytes) += bytes;
+    (one.in_turn ? in_turn_bytes_ : held_bytes_) += bytes;
+    item.lease = session.leases.Add({std::move(lease), one.load, one.in_turn});
     return item;
+  }
+  // Of all sessions together, beside what they hold.
+  uint64_t CopiedBytesMax() const { return options_.leased_bytes_max / 4; }
+  bool MayLend(const Session& session, uint64_t bytes, bool in_turn) const {
+    if (session.leases.size() >= options_.leases_max) return false;
+    if (held_bytes_ + in_turn_bytes_ + bytes > options_.leased_bytes_max) return false;
+    if (in_turn) return true;  // The session's window has been asked before.
+    const uint64_t held_max = options_.leased_bytes_max - CopiedBytesMax();
+    // One session alone gets two thirds of it, any number of equals share nearly all.
+    return held_bytes_ + bytes <= held_max && session.held_bytes + bytes <= 2 * (held_max - held_bytes_);
   }
 
   void Release(Session& session, uint64_t handle) {
     std::optional<LeaseTable::Lent> lent = session.leases.Take(handle);
     if (!lent) return;
-    session.leased_bytes -= lent->lease.bytes.size();
-    leased_bytes_ -= lent->lease.bytes.size();
-    lent->lease = {};
-    lent->load.Consumed();
+    GiveBack(session, *lent);
+  }
+  void GiveBack(Session& session, LeaseTable::Lent& lent) {
+    (lent.in_turn ? session.in_turn_bytes : session.held_bytes) -= lent.lease.bytes.size();
+    (lent.in_turn ? in_turn_bytes_ : held_bytes_) -= lent.lease.bytes.size();
+    lent.lease = {};
+    lent.load.Consumed();
   }
 
   void GrantSegment(Session& session, const Message& message) {
@@ -557,7 +591,7 @@ class NodeServerImpl final : public NodeServer {
 
   void SendStatistics(Session& session, Header answer) {
     answer.kind = Kind::kStatistics;
-    answer.numbers = {store_.pending_saves(), leased_bytes_, pins_.bytes(), sessions_.size()};
+    answer.numbers = {store_.pending_saves(), held_bytes_ + in_turn_bytes_, pins_.bytes(), sessions_.size()};
     std::vector<wire::TierItem> tiers;
     for (size_t t = 0; t < store_.tier_names().size(); ++t) {
       const TierStats stats = store_.tier_stats(t);
@@ -585,14 +619,16 @@ class NodeServerImpl final : public NodeServer {
   Gauge& leased_gauge_;
   Gauge& segments_gauge_;
   Counter& refused_;
+  Counter& leases_refused_;
   const uint64_t instance_ = std::random_device()() | uint64_t{1} << 32;
 
   // Touched by the loop's thread alone.
   Fd spare_;  // Given up to turn somebody away when there are no more.
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   uint64_t next_session_ = kFirstSession;
-  size_t silent_ = 0;  // Sessions without hello.
-  uint64_t leased_bytes_ = 0;
+  size_t silent_ = 0;        // Sessions without hello.
+  uint64_t held_bytes_ = 0;  // Of RAM, lent to all, by kind (see LeaseTable).
+  uint64_t in_turn_bytes_ = 0;
   SegmentLender segments_;
   std::vector<std::byte> buffer_;
   Report report_;  // Read when the thread has ended.

@@ -140,7 +140,8 @@ TEST(NodeServerAbuse, WhatOneClientSendsIsNothingToAnother) {
   Metrics metrics;
   const auto store = OpenStore({.ram_bytes_max = 32 << 20}, {}, metrics).value();
   const std::string socket = "@terrace-abuse-test-" + std::to_string(getpid());
-  auto server = NodeServer::Start({.segments_bytes_max = 4 << 20}, ListenAt(socket).value(), *store, metrics).value();
+  auto server =
+      NodeServer::Start({.segments_bytes_max = 4 << 20}, ListenAt(socket).value().fd, *store, metrics).value();
   const auto client = NewNodeClient({.node_wait = 30s}, socket);
   ASSERT_TRUE(client->connected());
 

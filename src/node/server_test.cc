@@ -8,13 +8,18 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
 #include <thread>
 
 #include "base/hash.h"
@@ -90,9 +95,9 @@ class NodeServerTest : public testing::Test {
   ~NodeServerTest() override { server.reset(); }
   void Start(NodeServerOptions options) {
     server.reset();
-    Result<Fd> listener = ListenAt(socket);
+    Result<Listener> listener = ListenAt(socket);
     ASSERT_TRUE(listener) << listener.error().what;
-    server = NodeServer::Start(options, *std::move(listener), *store, metrics).value();
+    server = NodeServer::Start(options, std::move(listener->fd), *store, metrics).value();
   }
   void Keep() {
     SaveSlot slot = store->BeginSave(info).value();
@@ -101,10 +106,13 @@ class NodeServerTest : public testing::Test {
     store->Commit(std::move(slot), [&](bool is) { visible = is; });
     while (!visible) std::this_thread::yield();
   }
-  std::vector<std::byte> Load() const {
-    return wire::Encode<Digest>(
-        {.kind = Kind::kLoad, .call = 7, .space = info.space, .payload_bytes = kChunkBytes, .numbers = {30'000, 0}},
-        {&info.key, 1});
+  std::vector<std::byte> Load(uint64_t flags = 0, uint64_t call = 7) const {
+    return wire::Encode<Digest>({.kind = Kind::kLoad,
+                                 .call = call,
+                                 .space = info.space,
+                                 .payload_bytes = kChunkBytes,
+                                 .numbers = {30'000, flags}},
+                                {&info.key, 1});
   }
   template <class Is>
   bool Becomes(const Is& is) {
@@ -298,7 +306,7 @@ TEST_F(NodeServerTest, LeasesAndSegmentsOfOneAreBoundedInNumber) {
 }
 
 TEST_F(NodeServerTest, SessionsAreBoundedAndSoIsWhatIsLent) {
-  Start({.sessions_max = 2, .leased_bytes_max = kChunkBytes, .segments_bytes_max = 1 << 20});
+  Start({.sessions_max = 2, .leased_bytes_max = 2 * kChunkBytes, .segments_bytes_max = 1 << 20});
   Keep();
   Peer first(socket);
   Peer second(socket);
@@ -316,23 +324,182 @@ TEST_F(NodeServerTest, SessionsAreBoundedAndSoIsWhatIsLent) {
   EXPECT_EQ(second.Ask(wire::Encode(Header{.kind = Kind::kSegment, .numbers = {4096, 4096}})).header.numbers[0], 0u);
 }
 
-TEST_F(NodeServerTest, TheSocketsFileIsForOwnerAndGroupAndAStrangersIsReplacedOnlyIfDead) {
+// What a client copies from RAM and never gives back, or holds on to, is in nobody else's way.
+TEST_F(NodeServerTest, ASessionThatKeepsAllItIsLentLeavesRoomForOthers) {
+  constexpr size_t kLoads = 40;
+  Start({.leased_bytes_max = 16 * kChunkBytes, .segments_bytes_max = 16 << 20});
+  Keep();
+  std::vector<std::unique_ptr<Peer>> hogs;
+  for (const uint64_t flags : {uint64_t{0}, wire::kInTurn}) {
+    for (int i = 0; i < 3; ++i) {
+      Peer& hog = *hogs.emplace_back(std::make_unique<Peer>(socket));
+      const Fd arena = hog.Greet();
+      size_t refused = 0;
+      for (size_t load = 0; load < kLoads; ++load) {
+        hog.Send(Load(flags, 100 + load));
+        // What is to be copied in turn waits for room, and for its deadline.
+        if (flags == 0 && hog.Receive()->Items<wire::LoadedItem>().at(0).reason == Reason::kFull) ++refused;
+      }
+      EXPECT_EQ(refused > 0, flags == 0);
+    }
+  }
+  Peer neighbour(socket);
+  const Fd arena = neighbour.Greet();
+  for (int i = 0; i < 10; ++i) {
+    const auto item = neighbour.Ask(Load(wire::kInTurn)).Items<wire::LoadedItem>().at(0);
+    ASSERT_EQ(item.outcome, Outcome::kHit) << ReasonName(item.reason);
+    neighbour.Send(wire::Encode<uint64_t>({.kind = Kind::kRelease}, {&item.lease, 1}));
+  }
+}
+
+TEST_F(NodeServerTest, LoadsOfOneSessionTakeTurnsAndNoneIsRefused) {
+  constexpr size_t kLoads = 50;
+  Start({.leased_bytes_max = 8 * kChunkBytes, .segments_bytes_max = 16 << 20});
+  Keep();
+  Peer peer(socket);
+  const Fd arena = peer.Greet();
+  for (size_t load = 0; load < kLoads; ++load) peer.Send(Load(wire::kInTurn, load));
+  for (size_t load = 0; load < kLoads; ++load) {
+    const auto loaded = peer.Receive();
+    ASSERT_TRUE(loaded);
+    const auto item = loaded->Items<wire::LoadedItem>().at(0);
+    ASSERT_EQ(item.outcome, Outcome::kHit) << load << ": " << ReasonName(item.reason);
+    peer.Send(wire::Encode<uint64_t>({.kind = Kind::kRelease}, {&item.lease, 1}));
+  }
+}
+
+TEST_F(NodeServerTest, WhoHangsInTheMiddleOfCopyingIsCutAndItsRoomTakenBack) {
+  Start({.leased_bytes_max = 4 * kChunkBytes, .silence_max = 100ms, .segments_bytes_max = 16 << 20});
+  Keep();
+  Peer hung(socket);
+  const Fd arena = hung.Greet();
+  EXPECT_EQ(hung.Ask(Load(wire::kInTurn)).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+  EXPECT_EQ(hung.Ask(Load(0)).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+  EXPECT_FALSE(hung.Receive()) << "the node hangs up";
+  Peer other(socket);
+  const Fd others = other.Greet();
+  const auto leased = [&] { return other.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.numbers[1]; };
+  EXPECT_EQ(leased(), kChunkBytes) << "what it holds it may be reading";
+}
+
+TEST_F(NodeServerTest, WhoOnlyHoldsWhatItWasLentMayBeSilent) {
+  Start({.leased_bytes_max = 4 * kChunkBytes, .silence_max = 1ms, .segments_bytes_max = 16 << 20});
+  Keep();
+  Peer idle(socket);
+  const Fd arena = idle.Greet();
+  EXPECT_EQ(idle.Ask(Load(0)).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+  Peer other(socket);
+  const Fd others = other.Greet();
+  const TimePoint until = Now() + 30ms;  // Far beyond silence_max.
+  while (Now() < until) other.Ask(wire::Encode(Header{.kind = Kind::kStats}));
+  EXPECT_EQ(idle.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.numbers[1], kChunkBytes);
+}
+
+class SocketFileTest : public testing::Test {
+ protected:
+  SocketFileTest() {
+    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    path = folder + "/node.sock";
+  }
+  ~SocketFileTest() override { std::filesystem::remove_all(folder); }
+  // A bound socket as somebody leaves it who is killed.
+  void LeaveDead() const {
+    const Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, path.size());
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  size_t Files() const { return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {})); }
+
   std::string folder = testing::TempDir() + "/terrace-server-XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  const std::string path = folder + "/node.sock";
+  std::string path;
+};
+
+TEST_F(SocketFileTest, IsForOwnerAndGroupAndGoesWithItsListener) {
   {
-    const Result<Fd> listener = ListenAt(path);
+    const Result<Listener> listener = ListenAt(path);
     ASSERT_TRUE(listener) << listener.error().what;
     struct stat file{};
     ASSERT_EQ(stat(path.c_str(), &file), 0);
     EXPECT_EQ(file.st_mode & 0777, 0660u);
     EXPECT_FALSE(ListenAt(path)) << "another node";
     EXPECT_FALSE(MayBeAnybodys(path));
+    EXPECT_TRUE(ConnectTo(path));
   }
-  EXPECT_TRUE(ListenAt(path)) << "the file of one that is dead";
+  EXPECT_EQ(Files(), 0u);
   ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
   EXPECT_TRUE(MayBeAnybodys(path));
-  std::filesystem::remove_all(folder);
+}
+
+TEST_F(SocketFileTest, OfADeadListenerIsReplaced) {
+  LeaveDead();
+  EXPECT_TRUE(ListenAt(path));
+  EXPECT_EQ(Files(), 0u);
+}
+
+// A path that was mistyped: connect says of an ordinary file what it says of a dead socket.
+TEST_F(SocketFileTest, WhatIsNoSocketStaysAsItIs) {
+  std::ofstream(path) << "precious";
+  const Result<Listener> listener = ListenAt(path);
+  ASSERT_FALSE(listener);
+  EXPECT_NE(listener.error().what.find("no socket"), std::string::npos) << listener.error().what;
+  std::string text;
+  std::ifstream(path) >> text;
+  EXPECT_EQ(text, "precious");
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink(folder + "/elsewhere", path);
+  EXPECT_FALSE(ListenAt(path));
+  EXPECT_TRUE(std::filesystem::is_symlink(path));
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  EXPECT_FALSE(ListenAt(path));
+  EXPECT_EQ(Files(), 1u);
+}
+
+TEST_F(SocketFileTest, OfAnotherProgramStaysAsItIs) {
+  const Fd other(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, path.size());
+  ASSERT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(other.get(), 1), 0);
+  EXPECT_FALSE(ListenAt(path));
+  const Fd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+}
+
+TEST_F(SocketFileTest, OfTheNextNodeIsNotRemovedByTheLast) {
+  Listener last = ListenAt(path).value();
+  std::filesystem::remove(path);  // By hand.
+  const Listener next = ListenAt(path).value();
+  last.file.Remove();
+  EXPECT_TRUE(ConnectTo(path));
+}
+
+TEST_F(SocketFileTest, OfManyThatComeAtOnceOneListens) {
+  for (int round = 0; round < 20; ++round) {
+    LeaveDead();
+    std::vector<std::thread> nodes;
+    std::vector<std::optional<Listener>> listeners(4);
+    for (auto& listener : listeners) {
+      nodes.emplace_back([&] {
+        if (auto mine = ListenAt(path)) listener.emplace(*std::move(mine));
+      });
+    }
+    for (std::thread& node : nodes) node.join();
+    EXPECT_EQ(std::ranges::count_if(listeners, [](const auto& listener) { return listener.has_value(); }), 1);
+    EXPECT_TRUE(ConnectTo(path));
+    listeners.clear();
+    ASSERT_EQ(Files(), 0u);
+  }
+}
+
+TEST_F(SocketFileTest, AFolderThatIsMissingIsNamed) {
+  const Result<Listener> listener = ListenAt(folder + "/none/node.sock");
+  ASSERT_FALSE(listener);
+  EXPECT_NE(listener.error().what.find("make the folder " + folder + "/none"), std::string::npos)
+      << listener.error().what;
 }
 
 TEST(Peer, IsOneOfUsByUserOrGroup) {

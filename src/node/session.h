@@ -25,6 +25,7 @@ class LeaseTable {
   struct Lent {
     Lease lease;
     LoadFollower::Handle load;
+    bool in_turn = false;  // To be copied and given back at once.
   };
   uint64_t Add(Lent lent) {
     if (free_.empty()) {
@@ -45,6 +46,16 @@ class LeaseTable {
     free_.push_back(index);
     return std::exchange(places_[index].lent, std::nullopt);
   }
+  // All that were lent to be given back at once.
+  std::vector<Lent> TakeInTurn() {
+    std::vector<Lent> taken;
+    for (uint32_t i = 0; i < places_.size(); ++i) {
+      if (!places_[i].lent || !places_[i].lent->in_turn) continue;
+      taken.push_back(*std::exchange(places_[i].lent, std::nullopt));
+      free_.push_back(i);
+    }
+    return taken;
+  }
   size_t size() const { return places_.size() - free_.size(); }
 
  private:
@@ -63,11 +74,11 @@ struct Session {
   };
 
   bool welcomed = false;
-  // Hung up on by us. It asks for nothing any more, and keeps what it was lent until it hangs up, too: it may be
-  // reading that memory.
+  // Hung up on by us. It asks for nothing any more, and keeps what it was lent to hold until it hangs up, too: it may
+  // be reading that memory.
   bool cut = false;
-  bool wants_out = false;  // Registered for EPOLLOUT.
-  TimePoint since = std::chrono::steady_clock::now();
+  bool wants_out = false;                              // Registered for EPOLLOUT.
+  TimePoint heard = std::chrono::steady_clock::now();  // Its last message, or when it came.
   Fd fd;
   uint64_t id = 0;
   std::deque<Outgoing> outbox;
@@ -75,8 +86,10 @@ struct Session {
   std::map<uint64_t, LoadFollower::Handle> loads;  // By call.
   size_t calls = 0, items = 0;                     // Under way, of clients' calls.
   LeaseTable leases;
-  uint64_t leased_bytes = 0;
-  std::map<uint64_t, std::shared_ptr<Mapping>> segments;  // By handle.
+  uint64_t held_bytes = 0;     // Of leases that it may keep.
+  uint64_t in_turn_bytes = 0;  // Of those that it copies and gives back.
+  const std::shared_ptr<LoadFollower::Window> window = std::make_shared<LoadFollower::Window>(0);  // For the latter.
+  std::map<uint64_t, std::shared_ptr<Mapping>> segments;                                           // By handle.
   uint64_t segments_bytes = 0;
 };
 

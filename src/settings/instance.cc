@@ -13,6 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr uint64_t kRamMin = 64 << 10;            // A chunk of the smallest models, and a node's room for saves.
 constexpr uint64_t kSharedSizeMin = 16ull << 20;  // Some chunks of the smallest models.
 constexpr std::chrono::minutes kSharedTtlMin{1};
 
@@ -199,8 +200,9 @@ Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>
 Result<Tiers> ReadTiers(const config::Values& values) {
   Tiers tiers;
   tiers.ram_bytes_max = values.Bytes("ram");
-  if (tiers.ram_bytes_max == 0) {
-    return Fail(Code::kInvalid, values.Place("ram") + " 0 is no room: all loads and saves go through RAM; 2GiB, say");
+  if (tiers.ram_bytes_max < kRamMin) {
+    return Fail(Code::kInvalid, values.Place("ram") + " " + std::to_string(tiers.ram_bytes_max) +
+                                    " is no room: all loads and saves go through RAM; 2GiB, say");
   }
   tiers.shared.directory = values.Text("shared");
   tiers.allow_degraded = values.Bool("allow-degraded");

@@ -35,37 +35,49 @@ Result<std::unique_ptr<Tier>> OpenOrJoin(const char* flag, TierInfo info, const 
 
 Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const Tiers& tiers, const std::optional<FaultSpec>& fault,
                                                      const SharedFsDeps& deps, Executor& timers) {
-  std::vector<std::unique_ptr<Tier>> opened;
-  const auto guard = [&](std::unique_ptr<Tier> tier) {
-    opened.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
-  };
-  if (!tiers.disk.directory.empty()) {
+  using Opened = Result<std::unique_ptr<Tier>>;
+  const auto open_disk = [&]() -> Opened {
     const auto open = [disk = tiers.disk, deps] {
       return OpenDiskTier(disk, {.files = deps.io, .clock = deps.clock, .metrics = deps.metrics});
     };
-    Result<std::unique_ptr<Tier>> disk =
-        OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, tiers.allow_degraded, timers, deps.clock);
-    if (!disk) return tl::unexpected(disk.error());
-    guard(*std::move(disk));
-  }
-  const auto guard_shared = [&](std::unique_ptr<Tier> tier) {
-    if (fault) tier = std::make_unique<FaultTier>(std::move(tier), *fault, timers);
-    guard(std::move(tier));
+    return OpenOrJoin("--disk", DiskTierInfo(), open, kDiskRetry, tiers.allow_degraded, timers, deps.clock);
   };
-  if (!tiers.shared.directory.empty()) {
-    Result<std::unique_ptr<Tier>> shared = OpenSharedFsTier(tiers.shared, deps);
+  const auto open_shared = [&]() -> Opened {
+    Opened shared = OpenSharedFsTier(tiers.shared, deps);
     if (!shared) return Fail(DegradedIsAllowed(shared.error()), "--shared");
-    guard_shared(*std::move(shared));
-  }
-  if (tiers.s3) {
+    return shared;
+  };
+  const auto open_bucket = [&]() -> Opened {
     const auto open = [client = *tiers.s3, bucket = tiers.bucket, deps] {
       return OpenS3Tier(client, bucket, {.clock = deps.clock, .metrics = deps.metrics});
     };
-    Result<std::unique_ptr<Tier>> s3 = OpenOrJoin("--s3-bucket", S3TierInfo(tiers.s3->parallel_max), open, kS3Retry,
-                                                  tiers.allow_degraded, timers, deps.clock);
-    if (!s3) return tl::unexpected(s3.error());
-    guard_shared(*std::move(s3));
+    return OpenOrJoin("--s3-bucket", S3TierInfo(tiers.s3->parallel_max), open, kS3Retry, tiers.allow_degraded, timers,
+                      deps.clock);
+  };
+  const bool has_disk = !tiers.disk.directory.empty();
+  const bool has_shared = !tiers.shared.directory.empty();
+
+  // Opening a directory makes folders in it, and a start that is refused leaves none: a mount that is missing is found
+  // first, then a bucket that can't be reached, then a directory for one process alone that another one has.
+  if (has_shared && !tiers.allow_degraded && !deps.io.Stat(tiers.shared.directory)) {
+    if (Opened shared = open_shared(); !shared) return tl::unexpected(shared.error());
   }
+  Opened bucket = nullptr;
+  Opened disk = nullptr;
+  Opened shared = nullptr;
+  if (tiers.s3 && !(bucket = open_bucket())) return tl::unexpected(bucket.error());
+  if (has_disk && !(disk = open_disk())) return tl::unexpected(disk.error());
+  if (has_shared && !(shared = open_shared())) return tl::unexpected(shared.error());
+
+  std::vector<std::unique_ptr<Tier>> opened;
+  const auto guard = [&](std::unique_ptr<Tier> tier, bool may_fault) {
+    if (!tier) return;
+    if (fault && may_fault) tier = std::make_unique<FaultTier>(std::move(tier), *fault, timers);
+    opened.push_back(std::make_unique<GuardTier>(std::move(tier), GuardOptions{}, timers, deps.clock));
+  };
+  guard(*std::move(disk), false);
+  guard(*std::move(shared), true);
+  guard(*std::move(bucket), true);
   return opened;
 }
 

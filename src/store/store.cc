@@ -402,6 +402,7 @@ void StoreImpl::TouchStep() {
 }
 
 void StoreImpl::Scrub() {
+  ram_->FitTheMachine();
   ram_->ScrubSome(kScrubBytes);
   background_.PostAfter(kScrubEvery, [this] { Scrub(); });
 }

@@ -24,6 +24,11 @@ constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kHugePlaceBytesMin = 16 << 20;
 // With 30 size classes of twice this, the regions take 120 TiB of the 128 TiB that x86-64 and arm64 give a process.
 constexpr uint64_t kBytesMax = 2ull << 40;
+// What is taken before the system is asked again whether it has more: less than a tenth of a second of touching pages,
+// and less than what is left alone even on small machines (see ram_limit.cc).
+constexpr uint64_t kGrantBytes = 64 << 20;
+constexpr std::chrono::milliseconds kGrantMax{1000};   // Others take memory, too.
+constexpr std::chrono::milliseconds kRefusalMax{100};  // Asking costs 0.1 ms: no more than a thousandth of the time.
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; NOLINT(readability-identifier-naming)
 #endif
@@ -66,7 +71,10 @@ bool RamArena::HugePagesOffered() {
 Result<std::shared_ptr<RamArena>> RamArena::Open(const RamArenaOptions& options) {
   std::shared_ptr<RamArena> arena(new RamArena);
   arena->bytes_max_ = options.bytes_max / kPageBytes * kPageBytes;
+  arena->cap_ = arena->bytes_max_;
   arena->huge_pages_ = options.huge_pages;
+  arena->spare_bytes_ = options.spare_bytes;
+  arena->populate_ = options.populate;
   if (arena->bytes_max_ == 0 || arena->bytes_max_ > kBytesMax) {
     return Fail(Code::kInvalid, "ram: a cap of " + std::to_string(options.bytes_max) + " bytes: give from 4096 to " +
                                     std::to_string(kBytesMax));
@@ -119,16 +127,33 @@ uint64_t RamArena::RoundedBytes(uint64_t payload_bytes) const {
   return RoundUp(payload_bytes, huge ? kHugePageBytes : kPageBytes);
 }
 
+// What may be resident now, if `more_bytes` are to be.
+uint64_t RamArena::CapNowLocked(uint64_t more_bytes) {
+  if (!spare_bytes_ || more_bytes == 0) return cap_;
+  const auto now = std::chrono::steady_clock::now();
+  if (now >= granted_until_ || (!refused_ && resident_bytes_ + more_bytes > granted_bytes_)) {
+    const int64_t spare = spare_bytes_();
+    refused_ = spare < 0 || static_cast<uint64_t>(spare) < more_bytes;
+    granted_bytes_ = resident_bytes_;
+    if (!refused_)
+      granted_bytes_ += std::clamp(static_cast<uint64_t>(spare), more_bytes, std::max(more_bytes, kGrantBytes));
+    granted_until_ = now + (refused_ ? kRefusalMax : kGrantMax);
+  }
+  return std::min(cap_, granted_bytes_);
+}
+
 std::optional<RamArena::Slot> RamArena::Claim(uint64_t payload_bytes) {
   TERRACE_ASSERT(payload_bytes > 0);
   if (payload_bytes > bytes_max_) return std::nullopt;
   const uint64_t needed = RoundedBytes(payload_bytes);
   const uint32_t size_class = SizeClassOf(needed);
   std::unique_lock lock(mutex_);
-  if (live_bytes_ + needed > bytes_max_) return std::nullopt;
+  std::vector<Place>& warm = classes_[size_class].warm;
+  const uint64_t there = warm.empty() ? 0 : std::min(warm.back().resident_bytes, needed);
+  const uint64_t cap = CapNowLocked(needed - there);
+  if (live_bytes_ + needed > cap) return std::nullopt;
   live_bytes_ += needed;
 
-  std::vector<Place>& warm = classes_[size_class].warm;
   Place place;
   if (warm.empty()) {
     place.index = TakeColdLocked(size_class);
@@ -140,13 +165,15 @@ std::optional<RamArena::Slot> RamArena::Claim(uint64_t payload_bytes) {
       place.resident_bytes = needed;
     }
   }
-  // Live bytes fit, so whatever is too much is warm, or will be.
-  while (resident_bytes_ + needed - place.resident_bytes > bytes_max_) {
+  // Live bytes fit, so whatever is too much is warm, or will be. Unless others were given more while this thread
+  // waited: they were compared with what is live, this claim included, so that theirs is the cap that holds by then.
+  while (resident_bytes_ + needed - place.resident_bytes > cap) {
     if (PunchOneWarmLocked()) continue;
-    TERRACE_ASSERT(touching_ahead_ > 0);
+    if (touching_ahead_ == 0) break;
     touched_ahead_.wait(lock);
   }
   resident_bytes_ += needed - place.resident_bytes;
+  TERRACE_ASSERT(resident_bytes_ <= bytes_max_);
 
   Slot slot;
   slot.arena_ = shared_from_this();
@@ -185,7 +212,7 @@ bool RamArena::TouchAhead(uint64_t payload_bytes, uint64_t bytes_max) {
   const uint32_t size_class = SizeClassOf(bytes);
   SizeClass& c = classes_[size_class];
   std::unique_lock lock(mutex_);
-  if ((c.warm.size() + 1) * bytes > bytes_max || resident_bytes_ + bytes > bytes_max_) return false;
+  if ((c.warm.size() + 1) * bytes > bytes_max || resident_bytes_ + bytes > CapNowLocked(bytes)) return false;
   Place place{.index = TakeColdLocked(size_class), .resident_bytes = bytes};
   resident_bytes_ += bytes;
   ++touching_ahead_;
@@ -193,18 +220,22 @@ bool RamArena::TouchAhead(uint64_t payload_bytes, uint64_t bytes_max) {
   const bool given = Populate(PlaceOffset(size_class, place.index), bytes).has_value();
   lock.lock();
   --touching_ahead_;
-  c.warm.push_back(place);
   if (!given) {
     PunchLocked(PlaceOffset(size_class, place.index), bytes);
-    c.warm.back().resident_bytes = 0;
+    place.resident_bytes = 0;
   }
+  GiveBackLocked(size_class, place);
   touched_ahead_.notify_all();
   return given;
 }
 
 Result<void> RamArena::Populate(uint64_t offset, uint64_t bytes) {
-  if (madvise(base_ + offset, bytes, MADV_POPULATE_WRITE) == 0) return {};
-  int code = errno;
+  int code = 0;
+  if (populate_) {
+    code = populate_({base_ + offset, bytes});
+  } else if (madvise(base_ + offset, bytes, MADV_POPULATE_WRITE) != 0) {
+    code = errno;
+  }
   // Kernels before 5.14 don't know the advice: allocate in the file; the mapping follows with the first write.
   if (code == EINVAL) {
     do {
@@ -222,7 +253,31 @@ void RamArena::Free(const Slot& slot) {
   // Touch was not called or failed half-way: nobody knows which of these pages are there.
   const uint64_t unknown = slot.rounded_bytes_ - slot.resident_bytes_;
   if (unknown > 0) PunchLocked(PlaceOffset(slot.size_class_, slot.place_) + slot.resident_bytes_, unknown);
-  classes_[slot.size_class_].warm.push_back({slot.place_, slot.resident_bytes_});
+  GiveBackLocked(slot.size_class_, {slot.place_, slot.resident_bytes_});
+}
+
+// The cap may have been lowered while the place was in use.
+void RamArena::GiveBackLocked(uint32_t size_class, const Place& place) {
+  SizeClass& c = classes_[size_class];
+  if (place.resident_bytes > 0 && resident_bytes_ > cap_) {
+    PunchLocked(PlaceOffset(size_class, place.index), place.resident_bytes);
+    c.cold.push_back(place.index);
+  } else if (place.resident_bytes > 0) {
+    c.warm.push_back(place);
+  } else {
+    c.cold.push_back(place.index);
+  }
+}
+
+void RamArena::SetCap(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  cap_ = std::min(bytes / kPageBytes * kPageBytes, bytes_max_);
+  while (resident_bytes_ > cap_ && PunchOneWarmLocked()) continue;
+}
+
+uint64_t RamArena::cap() const {
+  std::lock_guard lock(mutex_);
+  return cap_;
 }
 
 // The hole must be there before its bytes are promised to somebody else, hence under the lock. It happens only when the

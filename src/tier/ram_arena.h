@@ -6,11 +6,16 @@
 // one of that size; pages leave a warm place (hole punch) only when another size needs the bytes. So there is no
 // fragmentation: a claim succeeds exactly when live bytes plus the claim fit under the cap. Nothing is touched at the
 // start.
+//
+// The cap may be lowered and raised. Besides, pages that are not there yet are taken only while the system has some to
+// spare: until then the cap is what is resident.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +30,11 @@ namespace terrace {
 struct RamArenaOptions {
   uint64_t bytes_max = 0;   // Hard cap of resident bytes; at least 4 KiB, rounded down to it.
   bool huge_pages = false;  // Slots above 8 MiB use 2 MiB pages, and are accounted in them.
+  // How many more bytes the system can give now. Asked under the lock, seldom: each time 64 MiB were taken, and then
+  // again within a second. Null: any number.
+  std::function<int64_t()> spare_bytes;
+  // Gives pages to this part of the arena: 0 or an errno. Null: asks the system. For tests of a system that refuses.
+  std::function<int(std::span<std::byte>)> populate;
 };
 
 // All methods may be called from any thread.
@@ -74,10 +84,16 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   // in the background; Claim waits for it only if it needs the very last bytes.
   bool TouchAhead(uint64_t payload_bytes, uint64_t bytes_max);
 
+  // Moves the cap, to bytes_max() at most. Pages of free places go at once; what is live above it goes when its slots
+  // do, and nothing can be claimed before.
+  void SetCap(uint64_t bytes);
+  uint64_t cap() const;
+
   uint64_t RoundedBytes(uint64_t payload_bytes) const;  // What a slot of this size counts against the cap.
   uint64_t bytes_max() const { return bytes_max_; }
   uint64_t live_bytes() const;      // Sum of rounded_bytes of all slots.
-  uint64_t resident_bytes() const;  // Live, warm and being touched ahead; never above bytes_max.
+  uint64_t resident_bytes() const;  // Live, warm and being touched ahead; never above bytes_max(), nor above the cap
+                                    // but for what was live when that was lowered.
   int fd() const { return fd_; }
   std::span<const std::byte> mapped() const { return {base_, mapped_bytes_}; }
 
@@ -87,13 +103,15 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
     uint64_t resident_bytes = 0;
   };
   struct SizeClass {
-    std::vector<Place> warm;     // Free, with pages. Last freed last, and first reused.
+    std::vector<Place> warm;     // Free, with at least one page. Last freed last, and first reused.
     std::vector<uint32_t> cold;  // Free, without pages.
     uint32_t unused = 0;         // Places from here on were never used.
   };
 
   RamArena() = default;
+  uint64_t CapNowLocked(uint64_t more_bytes);
   uint32_t TakeColdLocked(uint32_t size_class);
+  void GiveBackLocked(uint32_t size_class, const Place& place);
   Result<void> Populate(uint64_t offset, uint64_t bytes);
   uint64_t PlaceOffset(uint32_t size_class, uint32_t place) const;
   void PunchLocked(uint64_t offset, uint64_t bytes);
@@ -104,15 +122,22 @@ class RamArena : public std::enable_shared_from_this<RamArena> {
   uint64_t region_bytes_ = 0;  // Address space of one size class.
   uint64_t mapped_bytes_ = 0;
   bool huge_pages_ = false;
+  std::function<int64_t()> spare_bytes_;
+  std::function<int(std::span<std::byte>)> populate_;
   int fd_ = -1;
   std::byte* base_ = nullptr;
 
   mutable std::mutex mutex_;
   std::condition_variable touched_ahead_;
   std::vector<SizeClass> classes_;  // Guarded by mutex_. Class i has places of 4 KiB << i.
-  uint64_t live_bytes_ = 0;         // Guarded by mutex_.
-  uint64_t resident_bytes_ = 0;     // Guarded by mutex_.
-  size_t touching_ahead_ = 0;       // Guarded by mutex_. Places that are on no list meanwhile.
+  uint64_t cap_ = 0;                // Guarded by mutex_.
+  // What may be resident without asking the system again, and until when; both guarded by mutex_.
+  uint64_t granted_bytes_ = 0;
+  bool refused_ = false;
+  std::chrono::steady_clock::time_point granted_until_;
+  uint64_t live_bytes_ = 0;      // Guarded by mutex_.
+  uint64_t resident_bytes_ = 0;  // Guarded by mutex_.
+  size_t touching_ahead_ = 0;    // Guarded by mutex_. Places that are on no list meanwhile.
 };
 
 }  // namespace terrace

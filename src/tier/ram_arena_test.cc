@@ -145,6 +145,89 @@ TEST(RamArena, TouchingAheadNeverCostsAClaim) {
   background.join();
 }
 
+// A place without pages was punched like any other, which the system refuses: no bytes are no hole.
+TEST(RamArena, APlaceThatNeverGotPagesIsNoneToTakeThemFrom) {
+  const auto arena = Open(8 * kMiB);
+  auto touched = arena->Claim(kMiB);
+  ASSERT_TRUE(arena->Touch(*touched));
+  arena->Claim(3 * kMiB).reset();
+  touched.reset();
+  EXPECT_TRUE(arena->Claim(8 * kMiB));
+  EXPECT_EQ(HeldByTheKernel(*arena), 0u);
+}
+
+TEST(RamArena, WhileTheSystemRefusesPagesClaimsFailAndNothingElse) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  constexpr uint64_t kCap = 4 * kMiB;
+  bool refuses = false;
+  const auto arena = RamArena::Open({.bytes_max = kCap,
+                                     .populate =
+                                         [&](std::span<std::byte> bytes) {
+                                           // As a system does that runs short half-way.
+                                           std::memset(bytes.data(), 1, refuses ? bytes.size() / 2 : bytes.size());
+                                           return refuses ? ENOMEM : 0;
+                                         }})
+                         .value();
+  std::vector<RamArena::Slot> held;
+  for (int step = 0; step < 3000; ++step) {
+    refuses = random() % 3 != 0;
+    const uint64_t bytes = 16 + random() % (random() % 2 == 0 ? kMiB : 20000);
+    if (random() % 4 == 0) arena->TouchAhead(bytes, kCap);
+    auto slot = arena->Claim(bytes);
+    if (!slot) {
+      held.clear();
+      slot = arena->Claim(bytes);
+    }
+    ASSERT_TRUE(slot) << "step " << step;
+    const Result<void> touched = arena->Touch(*slot);
+    if (touched) {
+      held.push_back(std::move(*slot));
+    } else {
+      EXPECT_EQ(touched.error().code, Code::kFull);
+    }
+    slot.reset();
+    ASSERT_EQ(HeldByTheKernel(*arena), arena->resident_bytes()) << "step " << step;
+    ASSERT_LE(arena->resident_bytes(), kCap);
+  }
+}
+
+TEST(RamArena, GrowsOnlyByWhatTheSystemHasToSpare) {
+  int64_t spare = 2 * kMiB;
+  const auto arena = RamArena::Open({.bytes_max = 64 * kMiB, .spare_bytes = [&] { return spare; }}).value();
+  auto a = arena->Claim(kMiB);
+  auto b = arena->Claim(kMiB);
+  ASSERT_TRUE(a && b);
+  ASSERT_TRUE(arena->Touch(*a) && arena->Touch(*b));
+  spare = kMiB - 1;
+  EXPECT_FALSE(arena->Claim(kMiB));
+  b.reset();
+  b = arena->Claim(kMiB);  // The pages are there.
+  EXPECT_TRUE(b);
+  b.reset();
+  b = arena->Claim(8192);  // Another size: the warm place gives its pages for it.
+  EXPECT_TRUE(b);
+  EXPECT_LE(arena->resident_bytes(), 2 * kMiB);
+}
+
+TEST(RamArena, ALoweredCapTakesFreePagesNowAndOthersWhenTheyAreFree) {
+  const auto arena = Open(8 * kMiB);
+  auto a = arena->Claim(2 * kMiB);
+  auto b = arena->Claim(2 * kMiB);
+  ASSERT_TRUE(arena->Touch(*a) && arena->Touch(*b));
+  b.reset();
+  arena->SetCap(kMiB);
+  EXPECT_EQ(HeldByTheKernel(*arena), 2 * kMiB);
+  EXPECT_FALSE(arena->Claim(4096));
+  a.reset();
+  EXPECT_EQ(HeldByTheKernel(*arena), 0u);
+  EXPECT_TRUE(arena->Claim(kMiB));
+  arena->SetCap(64 * kMiB);
+  EXPECT_EQ(arena->cap(), 8 * kMiB);
+  EXPECT_TRUE(arena->Claim(8 * kMiB));
+}
+
 TEST(RamArena, HugePagesAreAccountedWhole) {
   const auto arena = Open(64 * kMiB, true);
   EXPECT_EQ(arena->RoundedBytes(8 * kMiB), 8 * kMiB);

@@ -1,19 +1,44 @@
 #include "tier/ram_limit.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "io/cgroup.h"
 
 namespace terrace {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+// Left alone when memory is taken. A thirty-second is 0.75 GiB of 24 GiB: several times what all our processes take
+// between two looks. A large machine needs no more than that.
+constexpr uint64_t kFloorShare = 32;
+constexpr uint64_t kFloorMax = 1 << 30;
+// Who comes when others have reserved everything gets so much of what they have not touched yet: enough to serve with.
+constexpr uint64_t kLeastCap = 256 << 20;
+constexpr const char* kReservation = "terrace-ram-reserved";
+constexpr std::chrono::milliseconds kLockMax{1000};
 
 // First number in a file. "max" is none.
 std::optional<uint64_t> ReadNumber(const std::string& path) {
@@ -46,25 +71,161 @@ constexpr CgroupNames kV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "
                              "total_active_file"};
 constexpr CgroupNames kV2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
 
-uint64_t LeftInCgroup(const std::string& folder, const CgroupNames& names) {
+// One thing that bounds what this process may hold.
+struct Bound {
+  std::string folder;  // Of a cgroup. "": the machine, which bounds all processes.
+  uint64_t total = 0;
+  uint64_t left = 0;
+
+  uint64_t floor() const { return std::min(total / kFloorShare, kFloorMax); }
+};
+
+std::optional<Bound> BoundOfCgroup(const std::string& folder, const CgroupNames& names) {
   const std::optional<uint64_t> limit = ReadNumber(folder + "/" + names.limit);
   const std::optional<uint64_t> usage = ReadNumber(folder + "/" + names.usage);
-  if (!limit || !usage) return kUnlimited;
+  if (!limit || !usage) return std::nullopt;
   const uint64_t cache = ReadField(folder + "/memory.stat", names.inactive_file).value_or(0) +
                          ReadField(folder + "/memory.stat", names.active_file).value_or(0);
   const uint64_t used = *usage - std::min(*usage, cache);
-  return *limit - std::min(*limit, used);
+  return Bound{.folder = folder, .total = *limit, .left = *limit - std::min(*limit, used)};
 }
+
+std::vector<Bound> BoundsOfThisProcess(const std::string& root) {
+  std::vector<Bound> bounds;
+  const std::string meminfo = root + "/proc/meminfo";
+  if (const auto left = ReadField(meminfo, "MemAvailable:")) {
+    const uint64_t total = std::max(ReadField(meminfo, "MemTotal:").value_or(0), *left);
+    bounds.push_back({.total = total * 1024, .left = *left * 1024});
+  }
+  VisitCgroups(root, "memory", [&](const std::string& folder, bool is_v2) {
+    if (auto bound = BoundOfCgroup(folder, is_v2 ? kV2 : kV1)) bounds.push_back(*std::move(bound));
+  });
+  return bounds;
+}
+
+// What a process of ours has reserved and not touched.
+struct Reservation {
+  uint64_t bytes = 0;
+  std::set<std::string> cgroups;
+};
+
+// Of all processes that this one can look into, but `own`. A child that was forked shows its parent's: each counts
+// once.
+std::vector<Reservation> OthersReservations(const std::string& root, ino_t own) {
+  std::vector<Reservation> all;
+  std::set<ino_t> seen = {own};
+  const std::string wanted = std::string("/memfd:") + kReservation + " (deleted)";
+  std::error_code error;
+  for (fs::directory_iterator process(root + "/proc", error), end; !error && process != end; process.increment(error)) {
+    const std::string pid = process->path().filename().string();
+    if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::error_code gone;  // Processes end and others are not ours to look into.
+    for (fs::directory_iterator fd(process->path() / "fd", gone); !gone && fd != end; fd.increment(gone)) {
+      std::error_code closed;
+      if (fs::read_symlink(fd->path(), closed).native() != wanted || closed) continue;
+      struct stat status{};
+      if (stat(fd->path().c_str(), &status) != 0 || !seen.insert(status.st_ino).second) continue;
+      Reservation& found = all.emplace_back();
+      found.bytes = static_cast<uint64_t>(status.st_size);
+      VisitCgroups(root, "memory", [&](const std::string& folder, bool) { found.cgroups.insert(folder); }, pid);
+    }
+  }
+  return all;
+}
+
+// The most that a process may hold that holds `held` now.
+uint64_t MayHold(const std::vector<Bound>& bounds, const std::vector<Reservation>& others, uint64_t held) {
+  uint64_t least = kUnlimited;
+  for (const Bound& bound : bounds) {
+    uint64_t reserved = 0;
+    for (const Reservation& other : others) {
+      if (bound.folder.empty() || other.cgroups.contains(bound.folder)) reserved += other.bytes;
+    }
+    const uint64_t free = bound.left - std::min(bound.left, reserved);
+    // Of what would be ours and free: taking pages moves it from one to the other and changes nothing here.
+    const uint64_t margin = std::max((held + free) / 8, bound.floor());
+    const uint64_t by_reservations = held + free - std::min(held + free, margin);
+    const uint64_t at_least = std::min(bound.left - std::min(bound.left, margin), kLeastCap);
+    least = std::min(least, std::max(by_reservations, at_least));
+  }
+  return least;
+}
+
+// Held while one process reads what others have reserved and reserves its own: two that start at once would not see
+// each other. The directory /proc is one for exactly those processes that see each other there, and nothing has to be
+// made to lock it. Who can't get it goes on without: memory is looked at again when it is taken.
+class ReservationLock {
+ public:
+  explicit ReservationLock(const std::string& root)
+      : fd_(open((root + "/proc").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    const auto deadline = std::chrono::steady_clock::now() + kLockMax;
+    while (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  ~ReservationLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  ReservationLock(const ReservationLock&) = delete;
+  ReservationLock& operator=(const ReservationLock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+class MachineRoom final : public RamRoom {
+ public:
+  explicit MachineRoom(std::string root)
+      : root_(std::move(root)), reservation_(memfd_create(kReservation, MFD_CLOEXEC)) {
+    struct stat status{};
+    if (reservation_ >= 0 && fstat(reservation_, &status) == 0) inode_ = status.st_ino;
+  }
+  ~MachineRoom() override {
+    if (reservation_ >= 0) close(reservation_);
+  }
+
+  uint64_t total() const override {
+    uint64_t least = kUnlimited;
+    for (const Bound& bound : BoundsOfThisProcess(root_)) least = std::min(least, bound.total);
+    return least;
+  }
+
+  uint64_t Reserve(const Wish& wish) override {
+    const std::vector<Bound> bounds = BoundsOfThisProcess(root_);
+    // Looking at all processes takes milliseconds, and is for nothing if there is nothing to be had.
+    if (std::min(wish.asked_bytes, MayHold(bounds, {}, wish.held_bytes)) <= wish.cap_bytes) return wish.cap_bytes;
+    const ReservationLock lock(root_);
+    const uint64_t may_hold = MayHold(bounds, OthersReservations(root_, inode_), wish.held_bytes);
+    const uint64_t cap = std::max(std::min(wish.asked_bytes, may_hold), wish.cap_bytes);
+    SetUntouched(cap - std::min(cap, wish.held_bytes));
+    return cap;
+  }
+
+  void SetUntouched(uint64_t bytes) override {
+    // Without it others count less than is so. No page is ever there.
+    if (reservation_ >= 0) (void)!ftruncate(reservation_, static_cast<off_t>(bytes));
+  }
+
+  int64_t Spare() override {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Bound& bound : BoundsOfThisProcess(root_)) {
+      least = std::min(least, static_cast<int64_t>(bound.left) - static_cast<int64_t>(bound.floor()));
+    }
+    return least;
+  }
+
+ private:
+  const std::string root_;
+  const int reservation_;
+  ino_t inode_ = 0;
+};
 
 }  // namespace
 
+std::shared_ptr<RamRoom> RoomOfThisMachine(const std::string& root) { return std::make_shared<MachineRoom>(root); }
+
 uint64_t AvailableMemoryBytes(const std::string& root) {
-  uint64_t left = kUnlimited;
-  if (const auto kib = ReadField(root + "/proc/meminfo", "MemAvailable:")) left = *kib * 1024;
-  VisitCgroups(root, "memory", [&](const std::string& folder, bool is_v2) {
-    left = std::min(left, LeftInCgroup(folder, is_v2 ? kV2 : kV1));
-  });
-  return left == kUnlimited ? kUnlimited : left - left / 8;
+  return MayHold(BoundsOfThisProcess(root), OthersReservations(root, 0), 0);
 }
 
 }  // namespace terrace

@@ -8,13 +8,13 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "tier/ram_limit.h"
 
 namespace terrace {
 namespace {
 
 constexpr size_t kMaxShards = 4096;
 constexpr uint64_t kSlotBytesMin = 4096;  // Of an arena.
+constexpr uint64_t kFitsUntilRaise = 10;
 
 size_t ShardCount() {
   // Four a core: two cores that work at once seldom meet.
@@ -23,7 +23,8 @@ size_t ShardCount() {
 
 // In an arena that is empty.
 bool Fits(const RamArena& arena, uint64_t payload_bytes) {
-  return payload_bytes <= arena.bytes_max() && arena.RoundedBytes(payload_bytes) <= arena.bytes_max();
+  const uint64_t cap = arena.cap();
+  return payload_bytes <= cap && arena.RoundedBytes(payload_bytes) <= cap;
 }
 
 size_t SegmentCount(uint64_t payload_bytes) { return (payload_bytes + kSegmentBytes - 1) / kSegmentBytes; }
@@ -31,29 +32,37 @@ size_t SegmentCount(uint64_t payload_bytes) { return (payload_bytes + kSegmentBy
 }  // namespace
 
 Result<std::unique_ptr<RamTier>> RamTier::Open(const RamTierOptions& options) {
-  const uint64_t available = options.available_bytes > 0 ? options.available_bytes : AvailableMemoryBytes();
-  const uint64_t given = std::min(options.bytes_max, available);
+  const std::shared_ptr<RamRoom> room = options.room ? options.room : RoomOfThisMachine();
+  const uint64_t given = room->Reserve({.asked_bytes = options.bytes_max});
   const Error too_small{Code::kInvalid, "ram: a cap of " + std::to_string(given) + " bytes (" +
-                                            std::to_string(options.bytes_max) + " asked, " + std::to_string(available) +
-                                            " available) has no room for one chunk of " +
+                                            std::to_string(options.bytes_max) +
+                                            " asked; the rest is in use, or reserved by other processes) has no room "
+                                            "for one chunk of " +
                                             std::to_string(options.payload_bytes) + " bytes; give more with --ram"};
   if (given < kSlotBytesMin) return tl::unexpected<Error>(too_small);
-  Result<std::shared_ptr<RamArena>> arena =
-      RamArena::Open({.bytes_max = given, .huge_pages = RamArena::HugePagesOffered()});
+  // The cap may rise later, but not above the machine.
+  Result<std::shared_ptr<RamArena>> arena = RamArena::Open({.bytes_max = std::min(options.bytes_max, room->total()),
+                                                            .huge_pages = RamArena::HugePagesOffered(),
+                                                            .spare_bytes = [room] { return room->Spare(); }});
   if (!arena) return tl::unexpected<Error>(std::move(arena.error()));
+  (*arena)->SetCap(given);
   if (!Fits(**arena, options.payload_bytes)) return tl::unexpected<Error>(too_small);
   if (given < options.bytes_max) {
     log::Warn("ram_cap_cut", {{"tier", "ram"}, {"asked_bytes", options.bytes_max}, {"given_bytes", given}});
   }
-  return std::unique_ptr<RamTier>(new RamTier(std::move(*arena), options.executor));
+  return std::unique_ptr<RamTier>(new RamTier(options, std::move(*arena), room));
 }
 
-RamTier::RamTier(std::shared_ptr<RamArena> arena, Executor* executor)
-    : arena_(std::move(arena)),
-      info_{.name = "ram", .best_in_flight = executor ? std::max<size_t>(std::thread::hardware_concurrency(), 1) : 1},
+RamTier::RamTier(const RamTierOptions& options, std::shared_ptr<RamArena> arena, std::shared_ptr<RamRoom> room)
+    : room_(std::move(room)),
+      arena_(std::move(arena)),
+      asked_bytes_(options.bytes_max),
+      said_cap_(arena_->cap()),
+      info_{.name = "ram",
+            .best_in_flight = options.executor ? std::max<size_t>(std::thread::hardware_concurrency(), 1) : 1},
       shard_count_(ShardCount()),
       shards_(std::make_unique<Shard[]>(shard_count_)),
-      jobs_(executor) {}
+      jobs_(options.executor) {}
 
 RamTier::~RamTier() { Close(TimePoint::min()); }
 
@@ -85,7 +94,7 @@ Result<RamSlot> RamTier::Reserve(const FrameInfo& info) {
   if (info.payload_bytes == 0) return Fail(Code::kInvalid, "ram: a chunk of 0 bytes");
   if (!Fits(*arena_, info.payload_bytes)) {
     return Fail(Code::kFull, "ram: a chunk of " + std::to_string(info.payload_bytes) +
-                                 " bytes is more than the cap of " + std::to_string(arena_->bytes_max()));
+                                 " bytes is more than the cap of " + std::to_string(arena_->cap()));
   }
   std::optional<RamArena::Slot> memory;
   {
@@ -97,7 +106,7 @@ Result<RamSlot> RamTier::Reserve(const FrameInfo& info) {
     while (!(memory = arena_->Claim(info.payload_bytes))) {
       if (!EvictOne()) {
         return Fail(Code::kFull, "ram: no room for " + std::to_string(info.payload_bytes) + " bytes: of " +
-                                     std::to_string(arena_->bytes_max()) + ", " + std::to_string(arena_->live_bytes()) +
+                                     std::to_string(arena_->cap()) + ", " + std::to_string(arena_->live_bytes()) +
                                      " are in use");
       }
     }
@@ -275,6 +284,31 @@ uint64_t RamTier::ScrubSome(uint64_t bytes_max) {
   return read;
 }
 
+void RamTier::FitTheMachine() {
+  const int64_t spare = room_->Spare();
+  const uint64_t resident = arena_->resident_bytes();
+  const uint64_t before = arena_->cap();
+  uint64_t cap = before;
+  if (spare < 0) {
+    // Out of what is there: what was only reserved is no help to anybody.
+    cap = resident - std::min(resident, static_cast<uint64_t>(-spare));
+  } else if (++fits_ % kFitsUntilRaise == 0 && before < arena_->bytes_max()) {
+    cap = room_->Reserve({.asked_bytes = arena_->bytes_max(), .held_bytes = resident, .cap_bytes = before});
+  }
+  arena_->SetCap(cap);
+  room_->SetUntouched(cap - std::min(cap, resident));
+  if (arena_->live_bytes() > cap) {
+    std::lock_guard lock(order_mutex_);
+    while (!closed_ && arena_->live_bytes() > cap && EvictOne()) continue;
+  }
+  // Small steps are not worth a line.
+  if (std::max(cap, said_cap_) - std::min(cap, said_cap_) <= said_cap_ / 8) return;
+  const std::initializer_list<log::Field> fields = {
+      {"tier", "ram"}, {"asked_bytes", asked_bytes_}, {"given_bytes", cap}};
+  cap < said_cap_ ? log::Warn("ram_cap_cut", fields) : log::Info("ram_cap_raised", fields);
+  said_cap_ = cap;
+}
+
 uint64_t RamTier::TouchAhead(uint64_t payload_bytes, uint64_t ready_bytes, uint64_t step_bytes) {
   uint64_t touched = 0;
   while (touched < step_bytes && arena_->TouchAhead(payload_bytes, ready_bytes)) {
@@ -433,7 +467,7 @@ TierStats RamTier::stats() const {
     }
   }
   stats.bytes = arena_->live_bytes();
-  stats.bytes_max = arena_->bytes_max();
+  stats.bytes_max = arena_->cap();
   // Also what is reserved, and what was erased while lent. Both sums move meanwhile.
   stats.pinned_bytes = stats.bytes - std::min(stats.bytes, evictable);
   stats.quarantined = quarantined_.load(std::memory_order_relaxed);

@@ -36,14 +36,15 @@
 #include "terrace/tier.h"
 #include "tier/job_set.h"
 #include "tier/ram_arena.h"
+#include "tier/ram_limit.h"
 
 namespace terrace {
 
 struct RamTierOptions {
-  uint64_t bytes_max = 0;        // Hard cap, staging included.
-  uint64_t payload_bytes = 1;    // Of one chunk: a cap without room for one is an error.
-  Executor* executor = nullptr;  // Runs the copies of Load and Save. Null: the thread that calls. Outlives the tier.
-  uint64_t available_bytes = 0;  // What the machine can give. 0: asked of it (ram_limit.h).
+  uint64_t bytes_max = 0;         // Hard cap, staging included.
+  uint64_t payload_bytes = 1;     // Of one chunk: a cap without room for one is an error.
+  Executor* executor = nullptr;   // Runs the copies of Load and Save. Null: the thread that calls. Outlives the tier.
+  std::shared_ptr<RamRoom> room;  // What the machine can give. Null: this machine's.
 };
 
 // Room for one chunk, invisible until committed. Dropped: the room is free again.
@@ -68,8 +69,8 @@ using RamLease = Lease;
 
 class RamTier final : public Tier {
  public:
-  // A cap above what the machine can give is cut to that, with one log event (ram_cap_cut); stats().bytes_max is what
-  // holds.
+  // A cap above what the machine can give beside its other processes is cut to that, with one log event (ram_cap_cut);
+  // stats().bytes_max is what holds.
   static Result<std::unique_ptr<RamTier>> Open(const RamTierOptions& options);
   ~RamTier() override;
 
@@ -92,6 +93,10 @@ class RamTier final : public Tier {
   // the cap is reached or this call has done at least `step_bytes`: then Reserve need not. Call it in the background.
   // Returns the bytes made ready; changes nothing that is visible or counted in stats().
   uint64_t TouchAhead(uint64_t payload_bytes, uint64_t ready_bytes, uint64_t step_bytes);
+
+  // To be called about once a second, by one thread. Lowers the cap when the system runs short of memory, and evicts
+  // what is above it; raises it, to what was asked at most, when others have gone: that is looked at every tenth time.
+  void FitTheMachine();
 
   // What the system holds for this tier, freed and not yet reused pages included; never above stats().bytes_max.
   uint64_t resident_bytes() const { return arena_->resident_bytes(); }
@@ -126,7 +131,7 @@ class RamTier final : public Tier {
     std::unordered_map<Digest, std::shared_ptr<Entry>, DigestHash> entries;  // Guarded by mutex.
   };
 
-  RamTier(std::shared_ptr<RamArena> arena, Executor* executor);
+  RamTier(const RamTierOptions& options, std::shared_ptr<RamArena> arena, std::shared_ptr<RamRoom> room);
   Shard& ShardOf(const Digest& key) const;
   std::shared_ptr<Entry> Find(const Digest& key) const;
   static RamLease LeaseOn(const std::shared_ptr<Entry>& entry);
@@ -150,7 +155,11 @@ class RamTier final : public Tier {
   void ChildLeft(const Digest& parent, uint64_t last_use);
   void BreakCircles();
 
+  const std::shared_ptr<RamRoom> room_;
   const std::shared_ptr<RamArena> arena_;
+  const uint64_t asked_bytes_;
+  uint64_t said_cap_;  // In the last event about the cap. With fits_, touched by FitTheMachine alone.
+  uint64_t fits_ = 0;
   const TierInfo info_;
   const size_t shard_count_;  // A power of two.
   const std::unique_ptr<Shard[]> shards_;

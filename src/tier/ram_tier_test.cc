@@ -40,8 +40,29 @@ FrameInfo Info(const Digest& key, const Digest& parent, uint64_t bytes) {
   return {.space = Id(0), .key = key, .parent = parent, .token_count = 256, .payload_bytes = bytes};
 }
 
+// A machine with so much for us alone.
+class FakeRoom final : public RamRoom {
+ public:
+  explicit FakeRoom(uint64_t bytes) : bytes_(bytes), spare(static_cast<int64_t>(bytes)) {}
+  uint64_t total() const override { return bytes_; }
+  uint64_t Reserve(const Wish& wish) override {
+    return std::max(std::min(wish.asked_bytes, reservable ? reservable.load() : bytes_), wish.cap_bytes);
+  }
+  void SetUntouched(uint64_t bytes) override { untouched = bytes; }
+  int64_t Spare() override { return spare; }
+
+ private:
+  const uint64_t bytes_;
+
+ public:
+  std::atomic<int64_t> spare;
+  std::atomic<uint64_t> reservable{0};  // 0: all.
+  std::atomic<uint64_t> untouched{0};
+};
+
 std::unique_ptr<RamTier> Open(uint64_t bytes_max, Executor* executor = nullptr) {
-  auto tier = RamTier::Open({.bytes_max = bytes_max, .executor = executor, .available_bytes = 1ull << 40});
+  auto tier =
+      RamTier::Open({.bytes_max = bytes_max, .executor = executor, .room = std::make_shared<FakeRoom>(1ull << 40)});
   EXPECT_TRUE(tier.has_value()) << tier.error().what;
   return std::move(*tier);
 }
@@ -264,7 +285,7 @@ TEST(RamTier, RoomIsMadeReadyInSteps) {
 TEST(RamTier, ACapAboveTheMachineIsCutAndSaid) {
   std::string line;
   log::SetSink([&](log::Level, std::string_view text) { line = text; });
-  auto tier = RamTier::Open({.bytes_max = 64 * kMiB, .available_bytes = 16 * kMiB});
+  auto tier = RamTier::Open({.bytes_max = 64 * kMiB, .room = std::make_shared<FakeRoom>(16 * kMiB)});
   log::SetSink(nullptr);
   ASSERT_TRUE(tier);
   EXPECT_EQ((*tier)->stats().bytes_max, 16 * kMiB);
@@ -273,8 +294,80 @@ TEST(RamTier, ACapAboveTheMachineIsCutAndSaid) {
   EXPECT_NE(line.find("given_bytes=16777216"), std::string::npos) << line;
 }
 
+// Fills the tier with chunks of 1 MiB that are nobody's parents.
+void Fill(RamTier& tier, int chunks) {
+  for (int i = 0; i < chunks; ++i) ASSERT_TRUE(Put(tier, Info(Id(1000 + i), Id(0), kMiB)));
+}
+
+TEST(RamTier, StopsGrowingWhenTheMachineHasNoMoreAndServesOn) {
+  const auto room = std::make_shared<FakeRoom>(1ull << 40);
+  const auto tier = RamTier::Open({.bytes_max = 64 * kMiB, .room = room}).value();
+  Fill(*tier, 4);
+  room->spare = 0;
+  // The last grant may still be open.
+  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (tier->TouchAhead(3 * kMiB, 64 * kMiB, 1) > 0) ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  const uint64_t resident = tier->resident_bytes();
+  Fill(*tier, 80);  // Each takes the place of another.
+  EXPECT_LE(tier->resident_bytes(), resident);
+  EXPECT_TRUE(Has(*tier, Id(1079)));
+}
+
+TEST(RamTier, GivesBackWhatAShortMachineNeeds) {
+  const auto room = std::make_shared<FakeRoom>(1ull << 40);
+  const auto tier = RamTier::Open({.bytes_max = 64 * kMiB, .room = room}).value();
+  Fill(*tier, 40);
+  EXPECT_EQ(tier->TouchAhead(3 * kMiB, 3 * kMiB, kMiB), 3 * kMiB);
+  std::string line;
+  log::SetSink([&](log::Level, std::string_view text) { line = text; });
+  room->spare = -static_cast<int64_t>(13 * kMiB);
+  tier->FitTheMachine();
+  log::SetSink(nullptr);
+  EXPECT_EQ(tier->resident_bytes(), 30 * kMiB);
+  EXPECT_EQ(tier->stats().bytes_max, 30 * kMiB);
+  EXPECT_TRUE(Has(*tier, Id(1039)));
+  EXPECT_FALSE(Has(*tier, Id(1009))) << "used longest ago";
+  EXPECT_NE(line.find("event=ram_cap_cut"), std::string::npos) << line;
+  EXPECT_NE(line.find("given_bytes=31457280"), std::string::npos) << line;
+}
+
+TEST(RamTier, WhatIsLentStaysWhenTheCapIsLowered) {
+  const auto room = std::make_shared<FakeRoom>(1ull << 40);
+  const auto tier = RamTier::Open({.bytes_max = 64 * kMiB, .room = room}).value();
+  Fill(*tier, 8);
+  std::optional<RamLease> lease = tier->Acquire(Id(1000));
+  room->spare = -static_cast<int64_t>(100 * kMiB);
+  tier->FitTheMachine();
+  EXPECT_EQ(tier->stats().bytes_max, 0u);
+  EXPECT_EQ(tier->resident_bytes(), kMiB);
+  EXPECT_EQ(HashSegments(lease->bytes), *lease->hashes);
+  EXPECT_EQ(tier->Reserve(Info(Id(1), Id(0), kMiB)).error().code, Code::kFull);
+  lease.reset();
+  tier->FitTheMachine();
+  EXPECT_EQ(tier->resident_bytes(), 0u);
+}
+
+TEST(RamTier, TheCapRisesWhenOthersHaveGone) {
+  const auto room = std::make_shared<FakeRoom>(64 * kMiB);
+  room->reservable = 8 * kMiB;
+  const auto tier = RamTier::Open({.bytes_max = 1ull << 40, .room = room}).value();
+  EXPECT_EQ(tier->stats().bytes_max, 8 * kMiB);
+  Fill(*tier, 8);
+  room->reservable = 48 * kMiB;
+  std::string line;
+  log::SetSink([&](log::Level, std::string_view text) { line = text; });
+  for (int i = 0; i < 10; ++i) tier->FitTheMachine();
+  log::SetSink(nullptr);
+  EXPECT_EQ(tier->stats().bytes_max, 48 * kMiB);
+  EXPECT_EQ(room->untouched, 40 * kMiB);
+  EXPECT_NE(line.find("event=ram_cap_raised"), std::string::npos) << line;
+  Fill(*tier, 40);
+  EXPECT_TRUE(Has(*tier, Id(1000)));
+}
+
 TEST(RamTier, ACapWithoutRoomForOneChunkIsAnError) {
-  const auto tier = RamTier::Open({.bytes_max = 4 * kMiB, .payload_bytes = 6 * kMiB, .available_bytes = 1ull << 40});
+  const auto tier =
+      RamTier::Open({.bytes_max = 4 * kMiB, .payload_bytes = 6 * kMiB, .room = std::make_shared<FakeRoom>(1ull << 40)});
   ASSERT_FALSE(tier);
   EXPECT_EQ(tier.error().code, Code::kInvalid);
   EXPECT_NE(tier.error().what.find("4194304"), std::string::npos) << tier.error().what;

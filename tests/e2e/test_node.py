@@ -1,5 +1,7 @@
 """Would catch: a node that systemd can't activate or that does not tell it, that is slow to start because of its RAM,
-that hangs at its end or does not say what it left, that leaves its socket behind or can't start over a dead one's.
+that hangs at its end or does not say what it left, that leaves its socket behind or can't start over a dead one's, that
+takes somebody's file for one; a start that fails and leaves things behind; nodes of one host that promise more RAM than
+it has.
 
 Clients here are a few lines of Python by hand: what is sent is what docs/internals/node.md says.
 """
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from urllib.request import urlopen
 
 import pytest
 from terrace_stack import terrace_binary, wait_until
@@ -114,6 +117,62 @@ def test_it_starts_over_the_socket_of_one_that_was_killed_and_not_beside_one_tha
     assert path.exists()
     nodes.append(Node(tmp_path / "log", *flags).wait_ready(2))
     assert ask(connect(path), message(HELLO))[0][2] == WELCOME
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path, nodes: list[Node]) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text("precious")
+    nodes.append(Node(tmp_path / "log", "--socket", path, "--ram", "64MiB"))
+    assert nodes[0].process.wait(30) == 2
+    assert f"{path}: what is there is no socket" in (tmp_path / "log").read_text()
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("cause", ["shared", "bucket", "port", "ram"])
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, nodes: list[Node], cause: str) -> None:
+    place = tmp_path / "place"
+    disk = place / "disk"
+    disk.mkdir(parents=True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]  # Somebody's, who speaks no HTTP and hangs up on nobody.
+        flags = {
+            "shared": ["--ram=64MiB", "--shared", place / "missing"],
+            "bucket": ["--ram=64MiB", "--s3-bucket=kv", "--s3-endpoint=nonsense"],
+            "port": ["--ram=64MiB", f"--metrics-port={port}"],
+            "ram": ["--ram=16KiB"],
+        }[cause]
+        node = Node(tmp_path / "log", "--socket", place / "s", "--disk", disk, "--disk-size=64MiB", *flags)
+        nodes.append(node)
+        assert node.process.wait(60) == 2, node.log.read_text()
+    assert [path.relative_to(place) for path in place.rglob("*")] == [Path("disk")]
+
+
+def test_nodes_of_a_host_share_its_ram_and_heal_when_one_is_killed(tmp_path: Path, nodes: list[Node]) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    caps = []
+    for name, more in [("first", []), ("second", [f"--metrics-port={port}"])]:
+        node = Node(tmp_path / name, "--socket", tmp_path / f"{name}.sock", "--ram=64TiB", "--segments=64MiB", *more)
+        nodes.append(node.wait_ready())
+        caps.append(int(node.events("node_ready")[0]["ram"]))
+        assert node.events("ram_cap_cut")
+    assert sum(caps) < total
+    assert caps[1] < caps[0] / 2
+
+    def cap_now() -> float:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith('terrace_tier_bytes_max{tier="ram"}'))
+
+    assert cap_now() == caps[1] - (64 << 20)
+    nodes[0].process.kill()
+    nodes[0].process.wait()
+    wait_until("the second to get more", lambda: cap_now() > 1.5 * caps[1], 120)
+    assert nodes[1].events("ram_cap_raised")
 
 
 def test_a_client_of_another_release_hears_which_version_is_there(tmp_path: Path, nodes: list[Node]) -> None:
