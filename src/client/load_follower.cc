@@ -166,7 +166,7 @@ void LoadFollower::Window::Give(uint64_t bytes) {
 std::shared_ptr<LoadFollower::Follow> LoadFollower::Window::Next() {
   std::lock_guard lock(mutex_);
   while (!waiting_.empty()) {
-    const std::shared_ptr<Follow> next = waiting_.front().second.lock();
+    std::shared_ptr<Follow> next = waiting_.front().second.lock();
     if (next && !HasRoomLocked(waiting_.front().first)) return nullptr;
     waiting_.pop_front();
     if (next) return next;
