@@ -1,6 +1,5 @@
 #include "engine/model.h"
 
-#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -8,14 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <functional>
-#include <limits>
 #include <mutex>
 #include <sstream>
-#include <system_error>
 
-#include "base/assert.h"
 #include "llama.h"
 
 namespace terrace::engine {
@@ -124,38 +118,6 @@ const char* RopeName(llama_rope_type type) {
   return "unknown";
 }
 
-// For many models (gpt-oss, Mistral, DeepSeek) llama.cpp splits text by std::regex, which goes down some stack frames
-// for each character of a match: a genome of 20,000 letters would end the process. What a match may be is a run,
-// nearly.
-constexpr size_t kRunBytesAnyStack = 2 << 10;  // Fits into any thread's stack.
-constexpr size_t kStackBytesPerByte = 1 << 10;
-
-// Runs `work` on a thread with such a stack, and waits for it. Pages of it that are not used cost nothing.
-void OnStackOf(size_t bytes, const std::function<void()>& work) {
-  struct Call {
-    const std::function<void()>& work;
-    std::exception_ptr thrown;
-  } call{work, nullptr};
-  const auto run = [](void* raw) -> void* {
-    Call& of_caller = *static_cast<Call*>(raw);
-    try {
-      of_caller.work();
-    } catch (...) {
-      of_caller.thrown = std::current_exception();
-    }
-    return nullptr;
-  };
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, bytes);
-  pthread_t thread{};
-  const int failed = pthread_create(&thread, &attributes, run, &call);
-  pthread_attr_destroy(&attributes);
-  if (failed != 0) throw std::system_error(failed, std::generic_category(), "no thread to tokenize a long run on");
-  pthread_join(thread, nullptr);
-  if (call.thrown) std::rethrow_exception(call.thrown);
-}
-
 std::string TextOf(const llama_vocab* vocab, int32_t token, bool special) {
   char text[256];
   int32_t length = llama_token_to_piece(vocab, token, text, sizeof text, 0, special);
@@ -171,17 +133,6 @@ std::string SpecialText(const llama_vocab* vocab, int32_t token) {
 }
 
 }  // namespace
-
-size_t LongestRun(std::string_view text) {
-  size_t longest = 0, begin = 0;
-  const auto blank = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
-  for (size_t i = 1; i <= text.size(); ++i) {
-    if (i < text.size() && blank(text[i]) == blank(text[begin])) continue;
-    longest = std::max(longest, i - begin);
-    begin = i;
-  }
-  return longest;
-}
 
 void ModelDeleter::operator()(llama_model* model) const { llama_model_free(model); }
 void ContextDeleter::operator()(llama_context* context) const { llama_free(context); }
@@ -201,15 +152,12 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path) {
     return Fail(Code::kInvalid, "model " + path + ": llama.cpp refuses it: " + last_llama_error);
   const llama_model* raw = model->model_.get();
   model->vocab_ = llama_model_get_vocab(raw);
-  for (int32_t token = 0; token < llama_vocab_n_tokens(model->vocab_); ++token) {
-    const int32_t bytes = -llama_token_to_piece(model->vocab_, token, nullptr, 0, 0, /*special=*/true);
-    model->longest_piece_ = std::max(model->longest_piece_, static_cast<size_t>(std::max(bytes, 1)));
-  }
   if (!llama_model_has_decoder(raw) || llama_model_has_encoder(raw) || llama_model_is_diffusion(raw) ||
       llama_vocab_type(model->vocab_) == LLAMA_VOCAB_TYPE_NONE) {
     return Fail(Code::kInvalid,
                 "model " + path + ": it does not generate text token by token, which is all that terrace serves");
   }
+  model->tokenizer_.emplace(model->vocab_);
   if (llama_model_is_hybrid(raw)) {
     model->not_cacheable_ = "a hybrid model: part of its state is recurrent and can't be cut in chunks";
   } else if (llama_model_is_recurrent(raw)) {
@@ -289,29 +237,6 @@ Result<ContextPtr> Model::NewContext(const ContextOptions& options) const {
                                     (last_llama_error.empty() ? "llama.cpp does not say why" : last_llama_error));
   }
   return context;
-}
-
-std::vector<int32_t> Model::Tokenize(std::string_view text) const {
-  // A token mostly has at least one byte of text; if that is not enough llama.cpp says how many there are.
-  std::vector<int32_t> tokens(text.size() + 8);
-  const auto tokenize = [&] {
-    for (;;) {
-      const int32_t count =
-          llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                         static_cast<int32_t>(tokens.size()), /*add_special=*/true, /*parse_special=*/true);
-      const bool fits = count >= 0 || count == std::numeric_limits<int32_t>::min();
-      tokens.resize(static_cast<size_t>(fits ? std::max(count, 0) : -count));
-      if (fits) return;
-    }
-  };
-  const size_t run = LongestRun(text);
-  TERRACE_ASSERT(run <= kRunBytesMax);
-  if (run <= kRunBytesAnyStack) {
-    tokenize();
-  } else {
-    OnStackOf((1 << 20) + run * kStackBytesPerByte, tokenize);
-  }
-  return tokens;
 }
 
 std::string Model::Piece(int32_t token) const { return TextOf(vocab_, token, /*special=*/false); }

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/tokenizer.h"
 #include "terrace/key.h"
 #include "terrace/result.h"
 
@@ -36,11 +38,6 @@ struct ContextOptions {
   uint32_t threads = 1;
 };
 
-// Bytes of the longest stretch of `text` that is blanks alone, or has none.
-size_t LongestRun(std::string_view text);
-// What Tokenize takes of that: it may cost a stack of a thousand times as many bytes.
-inline constexpr size_t kRunBytesMax = 256 << 10;
-
 class Model {
  public:
   // Errors are one line for the person who started the program: no file, no GGUF, truncated, split, or why llama.cpp
@@ -53,8 +50,7 @@ class Model {
   const std::string& path() const { return path_; }
   uint32_t train_context() const;
   uint32_t vocabulary() const;
-  size_t longest_piece() const { return longest_piece_; }  // Bytes of text that a token stands for, at most. Not 0.
-  std::string Description() const;                         // "llama 135M F16".
+  std::string Description() const;  // "llama 135M F16".
 
   // Why chunks of this model's KV can't leave and enter one by one; "" if they can.
   const std::string& not_cacheable() const { return not_cacheable_; }
@@ -64,9 +60,9 @@ class Model {
 
   Result<ContextPtr> NewContext(const ContextOptions& options) const;
 
-  // Text with special tokens recognised, and with those the model wants at the start of a sequence. Its LongestRun is
-  // at most kRunBytesMax. May throw: what llama.cpp throws, or for want of memory.
-  std::vector<int32_t> Tokenize(std::string_view text) const;
+  // Any thread.
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  std::vector<int32_t> Tokenize(std::string_view text) const { return tokenizer_->Tokenize(text, {}).tokens; }
   // Bytes of one token, maybe part of a UTF-8 sequence; "" for control tokens.
   std::string Piece(int32_t token) const;
   bool EndsGeneration(int32_t token) const;
@@ -87,8 +83,8 @@ class Model {
   std::string not_cacheable_;
   std::unique_ptr<llama_model, ModelDeleter> model_;
   const llama_vocab* vocab_ = nullptr;  // Of model_.
-  size_t longest_piece_ = 1;
-  bool long_rope_ = false;  // Its rope depends on the size of the context.
+  std::optional<Tokenizer> tokenizer_;  // Always, once it is loaded.
+  bool long_rope_ = false;              // Its rope depends on the size of the context.
 };
 
 }  // namespace terrace::engine

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <cctype>
 #include <chrono>
+#include <exception>
 #include <random>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "openai/errors.h"
 #include "openai/format.h"
 #include "openai/parse.h"
@@ -17,6 +19,9 @@ namespace {
 
 // What OpenAI's completions end at if nothing is said.
 constexpr uint32_t kCompletionTokensDefault = 16;
+// Bodies up to this are read on threads of their own: they take some ten milliseconds at most, and don't wait for those
+// that take seconds.
+constexpr size_t kShortBytes = 64 << 10;
 constexpr std::chrono::seconds kProbeMax{2};  // Of a look-up, for what other instances have.
 
 int64_t NowSeconds() {
@@ -47,6 +52,13 @@ openai::ApiError TemplateRefusal(const Error& error) {
   if (for_good) refusal.param = "messages";
   if (!for_good) refusal.type = "server_error";
   return refusal;
+}
+
+openai::ApiError Overloaded() {
+  openai::ApiError error = ShuttingDown();
+  error.message = "too many requests wait to be read; try again";
+  error.code = "overloaded";
+  return error;
 }
 
 uint32_t SamplerSeed(const std::optional<int64_t>& seed) {
@@ -105,7 +117,7 @@ class HttpSink final : public GenerationSink {
 }  // namespace
 
 Routes::Routes(RouteOptions options, const Model& model, const OpenedChatTemplate& chat, ModelThread& thread,
-               Store& store, std::shared_ptr<WeightsDigest> weights, const Metrics& metrics)
+               Store& store, std::shared_ptr<WeightsDigest> weights, Metrics& metrics)
     : options_(std::move(options)),
       model_(model),
       chat_(chat),
@@ -114,7 +126,9 @@ Routes::Routes(RouteOptions options, const Model& model, const OpenedChatTemplat
       weights_(std::move(weights)),
       metrics_(metrics),
       started_(NowSeconds()),
-      api_key_(Sha256Of(options_.api_key)) {}
+      api_key_(Sha256Of(options_.api_key)),
+      short_("short", options_.prepare, metrics),
+      long_("long", options_.prepare, metrics) {}
 
 bool Routes::Authorized(const http::Request& request) const {
   if (options_.api_key.empty()) return true;
@@ -169,11 +183,26 @@ void Routes::Handle(http::Request request, std::shared_ptr<http::Responder> resp
   const auto endpoint = lookup                             ? openai::Endpoint::kEither
                         : route->path == "/v1/completions" ? openai::Endpoint::kCompletion
                                                            : openai::Endpoint::kChat;
-  const auto parsed = openai::ParseRequest(request.body, endpoint);
-  if (const auto* error = std::get_if<openai::ApiError>(&parsed)) return SendError(*responder, *error);
-  const auto& asked = std::get<openai::Request>(parsed);
-  if (lookup) return Lookup(asked, std::move(responder));
-  Generate(asked, std::move(responder));
+  PreparePool& pool = request.body.size() <= kShortBytes ? short_ : long_;
+  auto body = std::make_shared<const std::string>(std::move(request.body));
+  // Before the job is posted, which has another use for it.
+  responder->OnGone([&pool] { pool.DropGone(); });
+  const bool posted = pool.Post({.run = [this, endpoint, body, responder] { Read(*body, endpoint, responder); },
+                                 .gone = [responder] { return responder->gone(); }});
+  if (!posted) SendError(*responder, thread_.stopping() ? ShuttingDown() : Overloaded());
+}
+
+void Routes::Read(const std::string& body, openai::Endpoint endpoint, std::shared_ptr<http::Responder> responder) {
+  if (thread_.stopping()) return SendError(*responder, ShuttingDown());
+  try {
+    const auto parsed = openai::ParseRequest(body, endpoint);
+    if (const auto* error = std::get_if<openai::ApiError>(&parsed)) return SendError(*responder, *error);
+    const auto& asked = std::get<openai::Request>(parsed);
+    if (endpoint == openai::Endpoint::kEither) return Lookup(asked, std::move(responder));
+    Generate(asked, std::move(responder));
+  } catch (const std::exception& e) {  // llama.cpp's tokenizers may throw; unanswered requests get a 500.
+    log::Error("request_failed", {{"why", e.what()}});
+  }
 }
 
 openai::ApiError Routes::TooLong(const std::string& tokens) const {
@@ -184,20 +213,27 @@ openai::ApiError Routes::TooLong(const std::string& tokens) const {
                  "context_length_exceeded");
 }
 
-// Tokenizing megabytes takes minutes: what can't fit, however it is cut, is refused before.
-std::optional<openai::ApiError> Routes::RefuseIfTooLong(std::string_view text) const {
-  const size_t at_least = text.size() / model_.longest_piece();
-  if (at_least > options_.context_tokens) return TooLong("at least " + std::to_string(at_least));
-  const size_t run = LongestRun(text);
-  if (run <= kRunBytesMax) return std::nullopt;
-  return Refusal(400,
-                 "the prompt has " + std::to_string(run) +
-                     " bytes without a blank, or of blanks, in a row; this server reads " +
-                     std::to_string(kRunBytesMax) + " at most",
-                 "invalid_prompt");
+std::optional<openai::ApiError> Routes::Tokenize(std::string_view text, const http::Responder& responder,
+                                                 std::vector<int32_t>* into) const {
+  if (const size_t run = LongestRun(text); run > kRunBytesMax) {
+    return Refusal(400,
+                   "the prompt has " + std::to_string(run) +
+                       " bytes without a blank, or of blanks, in a row; this server reads " +
+                       std::to_string(kRunBytesMax) + " at most",
+                   "invalid_prompt");
+  }
+  Tokenized found = model_.tokenizer().Tokenize(
+      text, {.tokens_max = options_.context_tokens, .stop = [&] { return responder.gone() || thread_.stopping(); }});
+  if (found.at_least > options_.context_tokens) {
+    return TooLong((found.whole ? "" : "at least ") + std::to_string(found.at_least));
+  }
+  if (!found.whole) return ShuttingDown();  // Or nobody is there to be told.
+  *into = std::move(found.tokens);
+  return std::nullopt;
 }
 
-std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request) const {
+std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(const openai::Request& request,
+                                                                            const http::Responder& responder) const {
   if (!request.model.empty() && request.model != options_.served_name) {
     return openai::ModelNotFound(request.model, "this server has '" + options_.served_name + "'");
   }
@@ -206,16 +242,14 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
     if (!chat_) return Refusal(400, chat_.error().what + "; use /v1/completions", "chat_not_supported");
     const Result<std::string> text = (*chat_)->Render(request);
     if (!text) return TemplateRefusal(text.error());
-    if (auto refusal = RefuseIfTooLong(*text)) return *std::move(refusal);
-    generation->tokens = model_.Tokenize(*text);
+    if (auto refusal = Tokenize(*text, responder, &generation->tokens)) return *std::move(refusal);
   } else if (!request.prompt_tokens.empty()) {
     generation->tokens = request.prompt_tokens;
     if (std::ranges::max(generation->tokens) >= static_cast<int32_t>(model_.vocabulary())) {
       return openai::ApiError{.message = "'prompt' has a token id that the model does not know", .param = "prompt"};
     }
   } else {
-    if (auto refusal = RefuseIfTooLong(request.prompt)) return *std::move(refusal);
-    generation->tokens = model_.Tokenize(request.prompt);
+    if (auto refusal = Tokenize(request.prompt, responder, &generation->tokens)) return *std::move(refusal);
   }
 
   for (const openai::LogitBias& bias : request.logit_bias) {
@@ -271,7 +305,7 @@ std::variant<std::unique_ptr<Generation>, openai::ApiError> Routes::Prepare(cons
 }
 
 void Routes::Generate(const openai::Request& request, std::shared_ptr<http::Responder> responder) {
-  auto prepared = Prepare(request);
+  auto prepared = Prepare(request, *responder);
   if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(*responder, *error);
   auto generation = std::move(std::get<std::unique_ptr<Generation>>(prepared));
   const openai::AnswerHead head{.chat = request.chat,
@@ -292,7 +326,7 @@ void Routes::Generate(const openai::Request& request, std::shared_ptr<http::Resp
 }
 
 void Routes::Lookup(const openai::Request& request, std::shared_ptr<http::Responder> responder) const {
-  auto prepared = Prepare(request);
+  auto prepared = Prepare(request, *responder);
   if (const auto* error = std::get_if<openai::ApiError>(&prepared)) return SendError(*responder, *error);
   // Shared with the answer, which may come from another thread: what other instances have may have to be asked for.
   const std::shared_ptr<const Generation> generation = std::move(std::get<std::unique_ptr<Generation>>(prepared));

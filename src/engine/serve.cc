@@ -29,6 +29,7 @@
 #include "engine/cpu_quota.h"
 #include "engine/model.h"
 #include "engine/model_thread.h"
+#include "engine/prepare_pool.h"
 #include "engine/routes.h"
 #include "http/server.h"
 #include "io/file_io.h"
@@ -111,6 +112,7 @@ struct ServeOptions {
   settings::Tiers tiers;
   std::optional<FaultSpec> fault;
   http::Options http;
+  engine::PrepareOptions prepare;
   std::string api_key;
 };
 
@@ -147,7 +149,7 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
     options.chat_template = *std::move(source);
   }
   options.http.host = values.Text("host");
-  options.http.threads = 2;  // Long prompts are tokenized on them: one more keeps /health quick.
+  options.http.threads = 2;  // One more keeps /health quick while a large body arrives.
   options.engine.kv_type = values.Text("kv-type") == "f16" ? KvType::kF16 : KvType::kQ8_0;
   options.engine.strict = values.Bool("strict");
   options.engine.save_decode_cache = values.Bool("save-decode-cache");
@@ -165,6 +167,12 @@ Result<ServeOptions> ReadOptions(const config::Values& values) {
   const auto queue = config::Bounded(values, "queue-max", 1, 100'000);
   if (!queue) return tl::unexpected(queue.error());
   options.engine.queue_max = *queue;
+  const auto prepare_threads = config::Bounded(values, "prepare-threads", 1, 64);
+  if (!prepare_threads) return tl::unexpected(prepare_threads.error());
+  options.prepare.threads = *prepare_threads;
+  const auto prepare_queue = config::Bounded(values, "prepare-queue-max", 1, 100'000);
+  if (!prepare_queue) return tl::unexpected(prepare_queue.error());
+  options.prepare.queue_max = *prepare_queue;
   const auto chunk = config::Bounded(values, "chunk", kChunkStep, kChunkMax);
   if (!chunk) return tl::unexpected(chunk.error());
   if (*chunk % kChunkStep != 0) {
@@ -308,16 +316,14 @@ int Serve(const config::Values& values, ServeOptions options) {
   }
   WaitForWeights(*weights);
 
-  engine::Routes routes(
-      {.served_name = options.served_name, .api_key = options.api_key, .context_tokens = options.engine.context_tokens},
-      **model, chat, **thread, **store, weights, metrics);
+  engine::Routes routes({.served_name = options.served_name,
+                         .api_key = options.api_key,
+                         .context_tokens = options.engine.context_tokens,
+                         .prepare = options.prepare},
+                        **model, chat, **thread, **store, weights, metrics);
   auto server =
       http::Server::Start(options.http, [&routes](http::Request request, std::shared_ptr<http::Responder> responder) {
-        try {
-          routes.Handle(std::move(request), std::move(responder));
-        } catch (const std::exception& e) {  // llama.cpp's tokenizers may throw; unanswered requests get a 500.
-          log::Error("request_failed", {{"why", e.what()}});
-        }
+        routes.Handle(std::move(request), std::move(responder));
       });
   if (!server) return Refuse(server.error().what);
   LogReady(options, **model, **store, **thread, *weights, chat, (*server)->port());
