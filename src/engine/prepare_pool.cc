@@ -18,7 +18,8 @@ constexpr int kNice = 5;
 PreparePool::PreparePool(const std::string& size, PrepareOptions options, Metrics& metrics)
     : options_(options),
       refused_(metrics.GetCounter("terrace_prepare_refused_total",
-                                  "Requests refused because too many waited to be read.", {{"size", size}})) {
+                                  "Requests refused because too many waited to be parsed and tokenized.",
+                                  {{"size", size}})) {
   metrics.AddGaugeCallback("terrace_prepare_queue_requests", "Requests that wait to be parsed and tokenized.",
                            {{"size", size}}, [this] {
                              const std::lock_guard lock(mutex_);
