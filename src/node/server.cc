@@ -161,7 +161,7 @@ class NodeServerImpl final : public NodeServer {
   int WaitMs() const {
     if (stopping_.load() || silent_ > 0) return 50;
     // Until somebody may be due to be cut, with as much to spare.
-    return in_turn_bytes_ > 0 ? static_cast<int>(std::min<int64_t>(options_.silence_max.count(), kTimeMaxMs)) : -1;
+    return in_turn_bytes_ > 0 ? static_cast<int>(std::min<int64_t>(options_.copy_max.count(), kTimeMaxMs)) : -1;
   }
 
   void Handle(const epoll_event& event) {
@@ -220,11 +220,11 @@ class NodeServerImpl final : public NodeServer {
     const TimePoint now = std::chrono::steady_clock::now();
     for (auto it = sessions_.begin(); it != sessions_.end();) {
       Session& session = *(it++)->second;
-      if (!session.welcomed && session.heard < now - kWelcomeMax) {
+      if (!session.welcomed && session.since < now - kWelcomeMax) {
         Cut(session, "no hello");
-      } else if (session.in_turn_bytes > 0 && session.heard <= now - options_.silence_max) {
-        Cut(session, "it hangs: nothing heard of it for " + std::to_string(options_.silence_max.count() / 1000) +
-                         " s while it copies from RAM");
+      } else if (session.in_turn_bytes > 0 && session.copies_since <= now - options_.copy_max) {
+        Cut(session, "it hangs: of what it copies from RAM it gave nothing back for " +
+                         std::to_string(options_.copy_max.count() / 1000) + " s");
         // If it ever goes on, it finds that other bytes are there. What it holds without copying stays its own.
         for (LeaseTable::Lent& lent : session.leases.TakeInTurn()) GiveBack(session, lent);
         SetGauges();
@@ -271,7 +271,6 @@ class NodeServerImpl final : public NodeServer {
         case Received::kBroken: return Cut(session, "");
         case Received::kMessage: break;
       }
-      session.heard = std::chrono::steady_clock::now();
       const auto version = wire::VersionOf(buffer_);
       if (version && *version != wire::kVersion) {
         SendMessage(session.fd.get(), wire::Encode(Header{.kind = Kind::kHello}));
@@ -508,6 +507,7 @@ class NodeServerImpl final : public NodeServer {
     }
     item.offset = static_cast<uint64_t>(lease.bytes.data() - store_.ram_memory().bytes.data());
     item.hash = wire::HashOf(*lease.hashes);
+    if (one.in_turn && session.in_turn_bytes == 0) session.copies_since = std::chrono::steady_clock::now();
     (one.in_turn ? session.in_turn_bytes : session.held_bytes) += bytes;
     (one.in_turn ? in_turn_bytes_ : held_bytes_) += bytes;
     item.lease = session.leases.Add({std::move(lease), one.load, one.in_turn});
@@ -530,6 +530,7 @@ class NodeServerImpl final : public NodeServer {
     GiveBack(session, *lent);
   }
   void GiveBack(Session& session, LeaseTable::Lent& lent) {
+    if (lent.in_turn) session.copies_since = std::chrono::steady_clock::now();
     (lent.in_turn ? session.in_turn_bytes : session.held_bytes) -= lent.lease.bytes.size();
     (lent.in_turn ? in_turn_bytes_ : held_bytes_) -= lent.lease.bytes.size();
     lent.lease = {};

@@ -6,7 +6,7 @@
 // leases, segments and loads end with its session.
 //
 // What is lent is of two kinds. What a client copies and gives back at once, as it says with its load, it verifies as
-// it copies, so the node may take it back from one that is not heard of any more. What a client holds on to is its own
+// it copies, so the node may take it back from one that hangs. What a client holds on to is its own
 // until it has hung up, even when it was cut off, as it may be reading there. A quarter of what may be lent is for the
 // first kind alone. A session copies from no more than its share at a time, and holds at most twice what is still free
 // for that: whatever some of them keep, there is room for the loads of others.
@@ -31,8 +31,8 @@ struct NodeServerOptions {
   size_t items_max = 256 << 10;   // Of these calls.
   size_t leases_max = 64 << 10;   // Of one session.
   uint64_t leased_bytes_max = 0;  // Of RAM, lent for reading. 0: half of it.
-  // For a client to give back some of what it copies, or to ask for something. Beyond: it hangs, and is cut off.
-  std::chrono::milliseconds silence_max{60'000};
+  // For a client to give back some of what it copies. Beyond: it hangs, and is cut off.
+  std::chrono::milliseconds copy_max{60'000};
   uint64_t segments_bytes_max = 0;         // Lent for writing, beside the store's RAM.
   uint64_t segment_bytes_max = 256 << 20;  // Of one.
   size_t segments_max = 16;                // Of one session.

@@ -369,7 +369,7 @@ TEST_F(NodeServerTest, LoadsOfOneSessionTakeTurnsAndNoneIsRefused) {
 }
 
 TEST_F(NodeServerTest, WhoHangsInTheMiddleOfCopyingIsCutAndItsRoomTakenBack) {
-  Start({.leased_bytes_max = 4 * kChunkBytes, .silence_max = 100ms, .segments_bytes_max = 16 << 20});
+  Start({.leased_bytes_max = 4 * kChunkBytes, .copy_max = 100ms, .segments_bytes_max = 16 << 20});
   Keep();
   Peer hung(socket);
   const Fd arena = hung.Greet();
@@ -382,15 +382,28 @@ TEST_F(NodeServerTest, WhoHangsInTheMiddleOfCopyingIsCutAndItsRoomTakenBack) {
   EXPECT_EQ(leased(), kChunkBytes) << "what it holds it may be reading";
 }
 
+TEST_F(NodeServerTest, WhoTalksAndGivesNothingBackIsCutAsWell) {
+  Start({.leased_bytes_max = 4 * kChunkBytes, .copy_max = 100ms, .segments_bytes_max = 16 << 20});
+  Keep();
+  Peer talker(socket);
+  const Fd arena = talker.Greet();
+  EXPECT_EQ(talker.Ask(Load(wire::kInTurn)).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
+  const TimePoint deadline = Soon();
+  do {
+    ASSERT_LT(Now(), deadline);
+    talker.Send(wire::Encode(Header{.kind = Kind::kStats}));
+  } while (talker.Receive());
+}
+
 TEST_F(NodeServerTest, WhoOnlyHoldsWhatItWasLentMayBeSilent) {
-  Start({.leased_bytes_max = 4 * kChunkBytes, .silence_max = 1ms, .segments_bytes_max = 16 << 20});
+  Start({.leased_bytes_max = 4 * kChunkBytes, .copy_max = 1ms, .segments_bytes_max = 16 << 20});
   Keep();
   Peer idle(socket);
   const Fd arena = idle.Greet();
   EXPECT_EQ(idle.Ask(Load(0)).Items<wire::LoadedItem>().at(0).outcome, Outcome::kHit);
   Peer other(socket);
   const Fd others = other.Greet();
-  const TimePoint until = Now() + 30ms;  // Far beyond silence_max.
+  const TimePoint until = Now() + 30ms;  // Far beyond copy_max.
   while (Now() < until) other.Ask(wire::Encode(Header{.kind = Kind::kStats}));
   EXPECT_EQ(idle.Ask(wire::Encode(Header{.kind = Kind::kStats})).header.numbers[1], kChunkBytes);
 }

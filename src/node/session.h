@@ -77,8 +77,8 @@ struct Session {
   // Hung up on by us. It asks for nothing any more, and keeps what it was lent to hold until it hangs up, too: it may
   // be reading that memory.
   bool cut = false;
-  bool wants_out = false;                              // Registered for EPOLLOUT.
-  TimePoint heard = std::chrono::steady_clock::now();  // Its last message, or when it came.
+  bool wants_out = false;  // Registered for EPOLLOUT.
+  TimePoint since = std::chrono::steady_clock::now();
   Fd fd;
   uint64_t id = 0;
   std::deque<Outgoing> outbox;
@@ -88,6 +88,7 @@ struct Session {
   LeaseTable leases;
   uint64_t held_bytes = 0;     // Of leases that it may keep.
   uint64_t in_turn_bytes = 0;  // Of those that it copies and gives back.
+  TimePoint copies_since;      // With in_turn_bytes: when it last gave one back, or was lent the first.
   const std::shared_ptr<LoadFollower::Window> window = std::make_shared<LoadFollower::Window>(0);  // For the latter.
   std::map<uint64_t, std::shared_ptr<Mapping>> segments;                                           // By handle.
   uint64_t segments_bytes = 0;

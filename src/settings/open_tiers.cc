@@ -65,9 +65,12 @@ Result<std::vector<std::unique_ptr<Tier>>> OpenTiers(const Tiers& tiers, const s
   Opened bucket = nullptr;
   Opened disk = nullptr;
   Opened shared = nullptr;
-  if (tiers.s3 && !(bucket = open_bucket())) return tl::unexpected(bucket.error());
-  if (has_disk && !(disk = open_disk())) return tl::unexpected(disk.error());
-  if (has_shared && !(shared = open_shared())) return tl::unexpected(shared.error());
+  if (tiers.s3) bucket = open_bucket();
+  if (!bucket) return tl::unexpected(bucket.error());
+  if (has_disk) disk = open_disk();
+  if (!disk) return tl::unexpected(disk.error());
+  if (has_shared) shared = open_shared();
+  if (!shared) return tl::unexpected(shared.error());
 
   std::vector<std::unique_ptr<Tier>> opened;
   const auto guard = [&](std::unique_ptr<Tier> tier, bool may_fault) {
