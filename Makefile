@@ -31,18 +31,19 @@ demo: build $(if $(filter vllm,$(ENGINE)),wheel-site)  ## Two instances share a 
 up: build  ## The same stack, left running until Ctrl-C
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/demo --up
 
-test: setup-test  ## Lint, unit, contract, fuzz, sanitizers, end to end
+test: setup-test  ## Unit, contract, end to end, NFS, fuzz, sanitizers, lint
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test
 
 test-all: setup-test  ## And with real vLLM: what CI runs
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test all
 
-# Compiled as build/release is, so that ccache knows the objects already.
+# Compiled as build/release is, so that ccache knows the objects already: by the same names of the compilers, too.
 wheel: setup  ## dist/terrace_kv-*.whl: connector for vLLM, Python client, the program
 	@$(ENV); export CMAKE_PREFIX_PATH="$$LLAMA_DIR" CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache; \
-	  export SKBUILD_CMAKE_DEFINE="TERRACE_DEVELOPER=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1"; \
-	  mkdir -p build; rm -rf dist; "$$VENV_DIR/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation \
-	  --wheel-dir dist ./python >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	  export CC=cc CXX=c++ SKBUILD_CMAKE_DEFINE="TERRACE_DEVELOPER=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1"; \
+	  mkdir -p build; rm -rf dist; "$$VENV_DIR/bin/python" -m pip wheel --verbose --no-deps --no-build-isolation \
+	  --wheel-dir dist ./python 2>&1 | tee build/wheel.log | \
+	  awk '$$1 ~ /^\[[0-9]+\/[0-9]+\]$$/ && ++n % 20 == 0 { print "wheel: " $$1; fflush() }' || { cat build/wheel.log; exit 1; }
 	@ls dist
 
 # The wheel where the pinned vLLM finds it, with nothing installed into that: other clones use it, too.
@@ -60,7 +61,7 @@ bench: build $(if $(filter vllm,$(WHAT)),wheel-site)  ## WHAT=store|s3|engine|no
 format: setup-test  ## Formats C++ and Python in place
 	@$(ENV); clang-format-19 -i $(CXX_FILES); $(RUFF) format -q; $(RUFF) check -q --fix
 
-lint: setup-test  ## Format, layers, headers, leftovers, clang-tidy: what `make test` begins with
+lint: setup-test  ## Format, layers, headers, leftovers, clang-tidy: what `make test` ends with
 	@$(ENV); exec "$$VENV_DIR/bin/python" scripts/test lint
 
 install: build  ## PREFIX=/usr/local: program, headers, libraries, find_package(terrace)

@@ -6,6 +6,7 @@ Everything runs in an environment that holds the wheel and nothing else (`make w
 
 import json
 import os
+import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -24,6 +25,13 @@ def python(home: Path, code: str, **env: str) -> str:
 def test_the_program_is_in_the_wheel(home: Path) -> None:
     done = subprocess.run([home / "bin/terrace", "--version"], capture_output=True, text=True, check=True)
     assert "0.1.0" in done.stdout
+
+
+def test_its_objects_are_those_of_the_release_build() -> None:
+    """To ccache g++ is another compiler than c++, which CMake takes by itself: all would be compiled once more."""
+    cache = (ROOT / "build/wheel/CMakeCache.txt").read_text()
+    compilers = dict(re.findall(r"^CMAKE_(CXX|C)_COMPILER:\w+=.*/(.*)$", cache, re.MULTILINE))
+    assert compilers == {"C": "cc", "CXX": "c++"}
 
 
 def test_vllm_finds_the_plugin(home: Path) -> None:
