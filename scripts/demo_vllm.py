@@ -65,7 +65,7 @@ class Stack:
 
     def stop(self, *servers: Server) -> None:
         for server in servers:
-            server.process.terminate()
+            server.ask_to_stop()
         for server in servers:
             server.stop(timeout_s=60)
             self.servers.remove(server)

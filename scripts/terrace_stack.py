@@ -235,6 +235,7 @@ class Server:
     ):
         """`within`: a command that runs another one in its place, `unshare --mount`, say."""
         self.name, self.port, self.log = name, port, log
+        self._asked_to_stop = False
         self.url = f"http://{HOST}:{port}"
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         command = [*within, self.program(), *arguments, *self.listening()]
@@ -336,9 +337,15 @@ class Server:
         )
         return self
 
+    def ask_to_stop(self) -> None:
+        """Once, however often it is called: a second signal would end it at once."""
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            self.process.terminate()
+
     def stop(self, timeout_s: float = 40) -> int:
         """Asks it to end, waits, kills it if it does not. Its exit code."""
-        self.process.terminate()
+        self.ask_to_stop()
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -78,7 +78,7 @@ class Launcher:
 
     def close(self) -> None:
         for server in self.servers:
-            server.process.terminate()
+            server.ask_to_stop()
         codes = {server.name: server.stop() for server in self.servers}
         crashed = [server for server in self.servers if server.process.returncode in (-6, -11, -8, -7)]
         assert not crashed, f"ended by a crash: {codes}\n{crashed[0].tail()}"

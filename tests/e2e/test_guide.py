@@ -200,7 +200,7 @@ class Stack:
         # The router first, by one signal: a second would end it at once. Instances stop side by side.
         codes = [self.servers.pop().stop()] if self.servers[-1].name == "router" else []
         for server in self.servers:
-            server.process.terminate()
+            server.ask_to_stop()
         codes += [server.stop() for server in self.servers]
         assert not any(codes), codes
 

@@ -105,7 +105,7 @@ class Pair:
 
     def stop(self) -> None:
         for server in self.servers:
-            server.process.terminate()
+            server.ask_to_stop()
         for server in self.servers:
             server.stop(60)
         self.servers.clear()
