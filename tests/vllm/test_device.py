@@ -48,6 +48,30 @@ def ended(pages: ours.DevicePages, job: int) -> None:
         assert time.monotonic() < deadline, f"job {job} did not end"
 
 
+def test_saves_that_wait_for_a_row_when_the_pages_change_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "ROWS_MAX", 1)
+    tensor = torch.ones((BLOCKS, PAGES[0]), dtype=torch.int8)
+    caches = SimpleNamespace(
+        tensors=[SimpleNamespace(tensor=tensor, page_size_bytes=PAGES[0])],
+        group_data_refs=[[SimpleNamespace(tensor_idx=0, page_size_bytes=PAGES[0])]],
+    )
+    client = Client(settings={"ram": "16MiB"})
+    pages = ours.DevicePages(client, caches, [[(0, PAGES[0])]], BLOCKS_PER_CHUNK, dma=Dma, pin=False)
+    chain = Chain(bytes(32), 4)
+    chain.extend(array("i", range(12)))
+    pages.save(1, [(chain, 0, 0)], array("i", [1, 2]), [2], [0])
+    pages.save(2, [(chain, 1, 0), (chain, 2, 0)], array("i", [3, 4, 5, 6]), [4], [2])
+    pages.drop_saves()  # The first has the only row.
+    tensor.zero_()  # The server slept.
+    ended(pages, 2)
+    pages.save(3, [(chain, 1, 0)], array("i", [7, 8]), [2], [2])  # Ends when the first has left its row.
+    ended(pages, 3)
+    call = client.lease(chain, 2, 3, pages.payload_bytes(0), 30)
+    assert call.wait(30)
+    assert call.poll(0).lease is None
+    assert client.close(30)
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_chunks_go_through_rows_and_come_back(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "ROWS_MAX", rows)
