@@ -20,10 +20,10 @@ int RunTemplateWorker();
 namespace engine {
 
 struct TemplateBounds {
-  // Of one rendering, and of reading the template. Megabytes of messages take a tenth of a second.
-  std::chrono::seconds processor{5};
+  // Of one rendering, and of reading the template. A prompt of a million tokens, some 5 MiB, takes about 0.2 s.
+  std::chrono::seconds processor{2};
   // A worker that gets no processor, or that somebody stopped, is not waited for longer.
-  std::chrono::seconds wait{30};
+  std::chrono::seconds wait{60};
   // Address space. A body of 64 MiB, which is the largest that the server takes, takes about ten times as much.
   uint64_t memory_bytes = 2ull << 30;
   // The rendered text.
