@@ -214,8 +214,9 @@ class Client {
 
   virtual std::shared_ptr<CallOf<ClientStats>> Stats() = 0;  // One item.
 
-  // Refuses new calls and settles all others. In process: writes what is queued for the tiers below, until the
-  // deadline, then closes them. Idempotent.
+  // Refuses new calls and settles all others. In process: writes what is queued for the tiers below, then closes them.
+  // Returns by the deadline, or 2 s from now if that is later, also if storage holds a call for ever: a thread that
+  // owns all it touches is left behind then, and the report is not clean. The destructor does, too. Idempotent.
   virtual CloseReport Close(TimePoint deadline) = 0;
 };
 

@@ -127,7 +127,8 @@ class Store {
   // Number of saves queued or in flight below RAM. Tests and the demo wait for 0.
   virtual uint64_t pending_saves() const = 0;
 
-  // Drains write-behind until the deadline, then closes the tiers. Idempotent.
+  // Drains write-behind until the deadline, then closes the tiers, and waits for those of their calls that run, however
+  // long that takes. Whoever has no time for it leaves it to a thread (a client) or ends (a program). Idempotent.
   virtual CloseReport Close(TimePoint deadline) = 0;
 };
 

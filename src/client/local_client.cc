@@ -2,10 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/executor.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "client/calls.h"
 #include "client/chunks.h"
 #include "client/gate.h"
@@ -14,6 +21,42 @@
 
 namespace terrace {
 namespace {
+
+// What healthy storage needs for what it is at when the time is over.
+constexpr std::chrono::seconds kCloseGrace{2};
+
+TimePoint Now() { return std::chrono::steady_clock::now(); }
+
+// Work on a thread of its own, which is left behind if it has not ended when this is destroyed: a call on a mount whose
+// server is gone may never return. The work owns all that it touches.
+class Apart {
+ public:
+  explicit Apart(std::function<void()> work) {
+    const auto task = std::make_shared<std::packaged_task<void()>>(std::move(work));
+    end_ = task->get_future();
+    try {
+      thread_ = std::make_unique<std::thread>([task] { (*task)(); });
+    } catch (const std::system_error&) {
+      (*task)();  // The process may have no more threads.
+    }
+  }
+  ~Apart() {
+    if (!thread_) return;
+    if (EndsBy(Now())) {
+      thread_->join();
+    } else {
+      [[maybe_unused]] const std::thread* left = thread_.release();
+    }
+  }
+  Apart(const Apart&) = delete;
+  Apart& operator=(const Apart&) = delete;
+
+  bool EndsBy(TimePoint deadline) const { return end_.wait_until(deadline) == std::future_status::ready; }
+
+ private:
+  std::future<void> end_;
+  std::unique_ptr<std::thread> thread_;
+};
 
 Reason WhyDeclined(const Error& error) { return error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable; }
 
@@ -29,7 +72,11 @@ class LocalClient final : public Client {
         pins_(store.ram_stats().bytes_max / 4, saver_),
         follower_(store),
         copied_(std::make_shared<LoadFollower::Window>(store.ram_stats().bytes_max / 4)) {}
-  ~LocalClient() override { Close(std::chrono::steady_clock::now()); }
+  ~LocalClient() override {
+    if (!closing_) Close(Now());
+    const Apart end([owner = std::move(owner_)]() mutable { owner.reset(); });
+    if (closing_->EndsBy(Now())) end.EndsBy(Now() + kCloseGrace);  // Else it is the other's, which hangs already.
+  }
 
   std::vector<std::string> tier_names() const override { return store_.tier_names(); }
   bool connected() const override { return true; }
@@ -99,7 +146,7 @@ class LocalClient final : public Client {
 
   std::shared_ptr<CallOf<LoadedChunk>> Pin(LoadRequest request, std::chrono::milliseconds lifetime) override {
     auto call = BeginLoad(request.keys.size());
-    const TimePoint until = std::chrono::steady_clock::now() + lifetime;
+    const TimePoint until = Now() + lifetime;
     Follow(call, request, nullptr, nullptr, [=, this](size_t i, LoadJob::Item item) {
       LoadedChunk chunk = Loaded(item);
       if (chunk.outcome == Outcome::kHit && !pins_.Pin(std::move(item.lease), until)) chunk = Missed(Reason::kFull);
@@ -158,10 +205,30 @@ class LocalClient final : public Client {
     gate_->Close();
     copiers_.Stop();
     saver_.Stop();
-    return store_.Close(deadline);
+    return CloseStore(std::max(deadline, Now()));
   }
 
  private:
+  // Nothing above calls storage; from here on a call may hang. All who close wait for one close, each as long as it
+  // likes.
+  CloseReport CloseStore(TimePoint deadline) {
+    const TimePoint now = Now();
+    {
+      std::lock_guard lock(close_mutex_);
+      if (!closing_) {
+        const TimePoint drained = deadline - std::min<TimePoint::duration>((deadline - now) / 4, kCloseGrace);
+        closing_ = std::make_unique<Apart>([owner = owner_, &store = store_, drained, report = report_]() mutable {
+          *report = store.Close(drained);
+          owner.reset();  // Before the end is seen: then the client's own may be the last.
+        });
+      }
+    }
+    if (closing_->EndsBy(std::max(deadline, now + kCloseGrace))) return *report_;
+    const uint64_t pending = store_.pending_saves();
+    log::Warn("close_abandoned", {{"saves", pending}});
+    return {.clean = false, .abandoned = pending};
+  }
+
   std::shared_ptr<CallOf<PrefixHit>> BeginPrefix() { return calls_->Begin<PrefixHit>(1, NoPrefix); }
   std::shared_ptr<CallOf<LoadedChunk>> BeginLoad(size_t size) { return calls_->Begin<LoadedChunk>(size, Missed); }
 
@@ -218,7 +285,7 @@ class LocalClient final : public Client {
         });
   }
 
-  const std::shared_ptr<void> owner_;
+  std::shared_ptr<void> owner_;  // Shared with the threads that close the store.
   Store& store_;
   const std::function<std::optional<std::string>(std::string_view)> setting_;
   const std::shared_ptr<Calls> calls_;
@@ -229,6 +296,9 @@ class LocalClient final : public Client {
   LoadFollower follower_;
   // On their way from RAM to callers' buffers: what is lent can't make room.
   const std::shared_ptr<LoadFollower::Window> copied_;
+  std::mutex close_mutex_;
+  const std::shared_ptr<CloseReport> report_ = std::make_shared<CloseReport>();  // Read when closing_ has ended.
+  std::unique_ptr<Apart> closing_;                                               // Set once, with close_mutex_.
 };
 
 }  // namespace

@@ -22,7 +22,8 @@ struct LocalOptions {
   std::function<std::optional<std::string>(std::string_view)> setting = [](std::string_view) { return std::nullopt; };
 };
 
-// `owner` keeps the store alive; dropped when the client is closed and gone.
+// `owner` keeps the store alive, with all that it stands on; dropped when the client is closed and gone. If storage
+// hangs for ever, a thread keeps it that the client leaves behind.
 std::unique_ptr<Client> NewLocalClient(const LocalOptions& options, Store& store, std::shared_ptr<void> owner);
 
 // What a store says of itself. Leased is what is pinned otherwise, for the tiers below, too.
