@@ -66,18 +66,18 @@ class Texts {
   }
 
   std::string Next() {
-    static const std::vector<std::string> kWords = {
+    static const std::vector<std::string> words = {
         " ", "  ", "\n", "\n\n",         "\t", "a",  " the", "Hello", "12345", "é", "中文", "<",   "|>",  "<|",
         ">", "</", "_",  "\xe2\x96\x81", "\r", "\v", "=",    "🙂",    "[",     "]", "'s",   ".\n", "    "};
     std::string text;
     for (size_t parts = Below(12); parts > 0; --parts) {
-      const std::string& special = specials_.empty() ? kWords[0] : specials_[Below(specials_.size())];
+      const std::string& special = specials_.empty() ? words[0] : specials_[Below(specials_.size())];
       switch (Below(5)) {
         case 0: text += special; break;
         case 1: text += special.substr(0, Below(special.size() + 1)); break;  // Begun.
         case 2: text += special.substr(Below(special.size())); break;         // The end of one.
         case 3: text.append(Below(9), Below(2) == 0 ? ' ' : '\n'); break;
-        default: text += kWords[Below(kWords.size())];
+        default: text += words[Below(words.size())];
       }
     }
     return text;

@@ -76,6 +76,7 @@ def test_a_stop_does_not_wait_for_what_is_not_read(launcher: Launcher):
         attack = send(pool, server, LONG)
         wait_until("some to wait", lambda: server.metric("terrace_prepare_queue_requests", size="long") > 4, 30)
         assert server.stop() == 0
-        statuses = [future.result().status for future in attack]
-    assert set(statuses) <= {400, 503}
-    assert 503 in statuses
+    # One whose body is still on its way at the stop may lose its connection.
+    replies = [future.result() for future in attack if future.exception() is None]
+    assert {reply.status for reply in replies} <= {400, 503}
+    assert "shutting_down" in {reply.json()["error"]["code"] for reply in replies}
