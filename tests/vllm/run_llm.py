@@ -57,11 +57,13 @@ def do(llm: LLM, action: str, *arguments: object) -> None:
     else:
         model = executor.driver_worker.worker.model_runner.model
         if action == "write":
-            dict(model.named_parameters())["model.norm.weight"].data.mul_(1.5)
+            dict(model.named_parameters())["model.layers.0.input_layernorm.weight"].data[::2].mul_(3)
         else:
             weights = load_file(Path(arguments[0]) / "model.safetensors")
             # On a CPU those of linear layers are packed away when they are loaded.
-            model.load_weights([(name, weights[name] * 1.5) for name in weights if "norm" in name])
+            weights = {name: weight for name, weight in weights.items() if "norm" in name}
+            weights["model.layers.0.input_layernorm.weight"][::2] *= 3
+            model.load_weights(list(weights.items()))
 
 
 def run(plan: dict) -> list[dict]:

@@ -4,4 +4,4 @@
 class Trainer:
     def nudge(self) -> None:
         for parameter in self.model_runner.model.parameters():  # type: ignore[attr-defined]
-            parameter.data.mul_(1.5)
+            parameter.data[::2].mul_(3)
