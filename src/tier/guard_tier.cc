@@ -62,6 +62,7 @@ template <class R>
 struct GuardTier::PendingBatch final : Pending {
   PendingBatch(GuardTier& g, Breaker& b, std::shared_ptr<Batch<R>> d, std::vector<Digest> k, uint64_t progress)
       : guard(g),
+        begun(g.clock_.Now()),
         breaker(b),
         done(std::move(d)),
         keys(std::move(k)),
@@ -96,7 +97,7 @@ struct GuardTier::PendingBatch final : Pending {
       std::lock_guard lock(guard.mutex_);
       stuck = breaker.progress == progress_before;
     }
-    if (stuck) guard.Failed(breaker, "no answer in time");
+    if (stuck) guard.Failed(breaker, "no answer in time", false, guard.clock_.Now() - begun);
   }
   void Expire() override {
     bool any = false;
@@ -109,6 +110,7 @@ struct GuardTier::PendingBatch final : Pending {
   }
 
   GuardTier& guard;
+  const TimePoint begun;
   Breaker& breaker;
   const std::shared_ptr<Batch<R>> done;
   const std::vector<Digest> keys;
@@ -141,7 +143,10 @@ void GuardTier::Succeeded(Breaker& breaker, bool probed) {
     ++breaker.progress;
     // A probe is no load and no save.
     breaker.failures = probed ? options_.failures_to_open - 1 : 0;
-    if (!probed) breaker.interval = {};
+    if (!probed) {
+      breaker.interval = {};
+      breaker.silent = {};
+    }
     breaker.probing = false;
     if (!breaker.open) return;
     breaker.open = false;
@@ -163,7 +168,8 @@ void GuardTier::Undoubt(const Digest& key) {
   doubts_.erase(key);
 }
 
-void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
+void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain,
+                       std::optional<TimePoint::duration> late) {
   bool opened = false;
   {
     std::lock_guard lock(mutex_);
@@ -172,7 +178,10 @@ void GuardTier::Failed(Breaker& breaker, const std::string& why, bool certain) {
     if (breaker.open) {
       if (!std::exchange(breaker.probing, false)) return;  // A call from before it opened.
     } else {
-      if (++breaker.failures < options_.failures_to_open && !certain) return;
+      ++breaker.failures;
+      breaker.silent += late.value_or(TimePoint::duration{0});
+      const bool enough = !late || breaker.silent >= options_.silence;
+      if (!certain && (breaker.failures < options_.failures_to_open || !enough)) return;
       breaker.open = opened = true;
       breaker.opened_at = clock_.Now();
     }

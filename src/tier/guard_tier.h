@@ -7,8 +7,10 @@
 // asks for something or not; the first probe that succeeds closes the breaker on trial: if the next call fails it opens
 // again, and the intervals go on doubling. A miss is no failure, and what the tier has not tried (it was cancelled, or
 // found no room, or its time was over before its turn) is no success either. A deadline that passes is a failure only
-// if the tier settled nothing of the same kind meanwhile, whoever notices it, the tier or we: slow is not dead. A full
-// disk (kFull) opens the breaker for saves alone, and at once.
+// if the tier settled nothing of the same kind meanwhile, whoever notices it, the tier or we: slow is not dead.
+// Deadlines may be as short as computing is fast, and a healthy disk of a busy machine misses short ones, so deadlines
+// alone open the breaker only when those of one row have waited `silence` together. A full disk (kFull) opens the
+// breaker for saves alone, and at once.
 //
 // Verdicts: a key whose load failed is contained no more, until `doubt` has passed, a probe has closed the breaker, or
 // a save has written it anew, so a frame that can't be read is not asked for by every request that would like it.
@@ -18,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -33,6 +36,7 @@ struct GuardOptions {
   std::chrono::milliseconds load_timeout{30000};  // Above the deadline that a load brings.
   std::chrono::milliseconds save_timeout{60000};
   uint32_t failures_to_open = 3;
+  std::chrono::milliseconds silence{1000};  // What a dead tier costs callers with short deadlines, about.
   std::chrono::milliseconds probe_after{1000};
   std::chrono::milliseconds probe_after_max{15000};
   std::chrono::milliseconds sweep_interval{20};  // How late a deadline may be noticed.
@@ -61,8 +65,9 @@ class GuardTier final : public Tier {
  private:
   struct Breaker {
     const char* what = "";
-    uint32_t failures = 0;  // In a row.
-    uint64_t progress = 0;  // Items that worked or failed, not those that were late.
+    uint32_t failures = 0;          // In a row.
+    TimePoint::duration silent{0};  // That those of them that were late have waited.
+    uint64_t progress = 0;          // Items that worked or failed, not those that were late.
     bool open = false;
     bool probing = false;
     bool probe_armed = false;
@@ -80,7 +85,9 @@ class GuardTier final : public Tier {
 
   bool Admit(const Breaker& breaker) const;
   void Succeeded(Breaker& breaker, bool probed = false);
-  void Failed(Breaker& breaker, const std::string& why, bool certain = false);
+  // `late`: how long the call had waited, if its deadline is all that says so.
+  void Failed(Breaker& breaker, const std::string& why, bool certain = false,
+              std::optional<TimePoint::duration> late = {});
   void Doubt(const Digest& key);
   void Undoubt(const Digest& key);
   void ArmSweep();  // With mutex_ held.
