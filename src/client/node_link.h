@@ -100,9 +100,10 @@ struct Part {
 
 // One attempt to join the node at `socket`.
 struct Joining {
-  LinkPtr link;         // Null: not joined.
-  std::string why;      // Then, if somebody is there and won't have us: why, and what to do. "": nobody is there.
-  bool silent = false;  // It did not answer in time, and may yet.
+  LinkPtr link;          // Null: not joined.
+  std::string why;       // Then: why, and what to do.
+  bool refused = false;  // Somebody is there and won't have us. Else nobody is.
+  bool silent = false;   // It did not answer in time, and may yet.
 };
 // Takes until `deadline` at most, and ends soon when `waker` is woken and `abandoned` says so.
 Joining JoinNode(const std::string& socket, const std::shared_ptr<const Waker>& waker, TimePoint deadline,

@@ -19,6 +19,8 @@ using wire::Message;
 constexpr milliseconds kJoinEvery{200};        // Between attempts to find the node, ...
 constexpr milliseconds kJoinEveryMax{10'000};  // ... and, step by step, if somebody is there who won't have us.
 constexpr milliseconds kWelcomeMax{2000};      // Then it is tried anew.
+// A name without a file is a private node's, mostly, which its engine starts, and starts again, beside its clients.
+constexpr std::chrono::seconds kStartMax{10};
 constexpr milliseconds kSleepMax{60'000};
 constexpr milliseconds kGuestEvery{500};  // Chunks that wait for room have a deadline, too.
 
@@ -148,14 +150,32 @@ bool NodeTalker::Join() {
     if (!joining.silent) first_attempt_over_ = true;
   }
   attempted_.notify_all();
-  if (current_) {
-    log::Info("node_joined", {{"socket", socket_}});
-  } else if (!joining.why.empty() && joining.why != told_) {
-    log::Warn("node_refused", {{"socket", socket_}, {"why", joining.why}});
-  }
-  pause_ = joining.why.empty() ? kJoinEvery : std::clamp(2 * pause_, kJoinEvery, kJoinEveryMax);
-  told_ = joining.why;
+  pause_ = joining.refused ? std::clamp(2 * pause_, kJoinEvery, kJoinEveryMax) : kJoinEvery;
+  Tell(joining);
   return current_ != nullptr;
+}
+
+// Once for each reason.
+void NodeTalker::Tell(const Joining& joining) {
+  if (joining.link) {
+    // Whoever has read that it is gone reads that it is back.
+    if (std::exchange(troubled_, false)) {
+      log::Warn("node_joined", {{"socket", socket_}});
+    } else {
+      log::Info("node_joined", {{"socket", socket_}});
+    }
+    told_.clear();
+    return;
+  }
+  const bool starting = !joining.refused && socket_.starts_with('@') && Now() < alone_since_ + kStartMax;
+  if (joining.why.empty() || joining.why == told_ || starting) return;
+  if (joining.refused) {
+    log::Warn("node_refused", {{"socket", socket_}, {"why", joining.why}});
+  } else {
+    log::Warn("node_missing", {{"socket", socket_}, {"why", joining.why}});
+  }
+  troubled_ = true;
+  told_ = joining.why;
 }
 
 void NodeTalker::Lose(Reason reason) {
@@ -168,7 +188,11 @@ void NodeTalker::Lose(Reason reason) {
     lost.swap(asked_);
   }
   unsent_.clear();
-  if (current_ && reason != Reason::kCancelled) log::Warn("node_lost", {{"socket", socket_}});
+  if (current_ && reason != Reason::kCancelled) {
+    log::Warn("node_lost", {{"socket", socket_}});
+    troubled_ = true;
+    alone_since_ = Now();
+  }
   current_ = nullptr;
   guest_->Lost(reason);
   for (const auto& [number, asked] : lost) asked->on_lost(reason);

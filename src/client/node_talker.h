@@ -83,6 +83,7 @@ class NodeTalker {
   // The thread's.
   void Talk();
   bool Join();
+  void Tell(const Joining& joining);
   void Lose(Reason reason);
   void Expire();
   bool Flush();
@@ -110,7 +111,9 @@ class NodeTalker {
   LinkPtr current_;  // As link_.
   bool leaving_ = false;
   std::deque<std::vector<std::byte>> unsent_;
-  std::string told_;  // Why it was not joined, as the log has it last.
+  std::string told_;       // Why it was not joined, as the log has it last.
+  bool troubled_ = false;  // The log has it as gone, or not to be joined.
+  TimePoint alone_since_ = std::chrono::steady_clock::now();
   std::chrono::milliseconds pause_{0};
 
   std::thread thread_;

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -33,13 +37,28 @@ class NodeJoin : public testing::Test {
     });
   }
   ~NodeJoin() override { log::SetSink(nullptr); }
-  std::vector<std::string> Refusals() {
+  std::vector<std::string> Lines(const std::string& event) {
     std::lock_guard lock(mutex);
     std::vector<std::string> found;
     for (const std::string& line : lines) {
-      if (line.find("event=node_refused") != std::string::npos) found.push_back(line);
+      if (line.find("event=" + event) != std::string::npos) found.push_back(line);
     }
     return found;
+  }
+  std::vector<std::string> Refusals() { return Lines("node_refused"); }
+  // What a client says that is opened for a node at `path`.
+  std::string Missing(const std::string& path) {
+    {
+      std::lock_guard lock(mutex);
+      lines.clear();
+    }
+    const auto client = NewNodeClient({.node_wait = 1h}, path);
+    EXPECT_FALSE(client->connected());
+    for (const TimePoint deadline = Soon(); Lines("node_missing").empty();) {  // It is said just after the attempt.
+      if (std::chrono::steady_clock::now() > deadline) return "(nothing)";
+      std::this_thread::yield();
+    }
+    return Lines("node_missing")[0];
   }
 
   const std::string socket = "@terrace-join-test-" + std::to_string(getpid());
@@ -54,6 +73,94 @@ TEST_F(NodeJoin, WhoIsNotThereIsNotWaitedFor) {
   ASSERT_TRUE(lookup->done());
   EXPECT_EQ(lookup->Poll(0)->miss_reason, Reason::kUnavailable);
   EXPECT_TRUE(Refusals().empty());
+}
+
+TEST_F(NodeJoin, ASocketThatCanNotBeOpenedIsSaidWithWhatToDo) {
+  std::string folder = (std::filesystem::temp_directory_path() / "terrace-join-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/node.sock";
+  EXPECT_NE(Missing(path).find("no such file; start `terrace node --socket " + path), std::string::npos);
+  std::ofstream(path) << "text";
+  EXPECT_NE(Missing(path).find("the file is no socket"), std::string::npos);
+  EXPECT_NE(Missing(path + "/below").find("is no folder"), std::string::npos);
+  std::filesystem::remove(path);
+  {
+    const Fd dead = ListenAt(path).value();
+  }
+  EXPECT_NE(Missing(path).find("its node has ended; start it again"), std::string::npos);
+  std::filesystem::remove(path);
+  const Fd other(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(other.get(), 1), 0);
+  EXPECT_NE(Missing(path).find("another program's socket"), std::string::npos);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(NodeJoin, ASocketOfAnotherUserIsSaidWithWhatToDo) {
+  const bool root = geteuid() == 0;
+  std::string folder = (std::filesystem::temp_directory_path() / "terrace-join-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const Fd listener = ListenAt(folder + "/node.sock").value();
+  ASSERT_EQ(root ? seteuid(65534) : chmod(folder.c_str(), 0), 0);  // Of all threads.
+  const std::string line = Missing(folder + "/node.sock");
+  ASSERT_EQ(root ? seteuid(0) : chmod(folder.c_str(), 0700), 0);
+  EXPECT_NE(line.find("belongs in the node's group"), std::string::npos) << line;
+  std::filesystem::remove_all(folder);
+}
+
+// Its backlog is gone with it: who waited there sees a socket that was hung up.
+TEST_F(NodeJoin, ANodeThatIsKilledBeforeItLetAClientInHasNotRefusedIt) {
+  std::string folder = (std::filesystem::temp_directory_path() / "terrace-join-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/node.sock";
+  {
+    Fd listener = ListenAt(path).value();
+    const auto client = NewNodeClient({.node_wait = 0ms}, path);
+    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&event, 1, 30'000), 1);
+    listener = Fd();
+    for (const TimePoint deadline = Soon(); Lines("node_missing").empty() && Refusals().empty();) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+  EXPECT_TRUE(Refusals().empty()) << Refusals()[0];
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(NodeJoin, WhoReadsThatItIsGoneReadsThatItIsBack) {
+  const Fd arena = NewSharedMemory("arena", 4096).value();
+  const auto welcome = [&](const Fd& listener) {
+    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+    poll(&event, 1, 30'000);
+    Fd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    event.fd = fd.get();
+    poll(&event, 1, 30'000);
+    std::vector<std::byte> bytes;
+    Fd none;
+    ReceiveMessage(fd.get(), bytes, none);
+    SendMessage(fd.get(), wire::Encode(wire::Header{.kind = wire::Kind::kWelcome, .numbers = {1, 4096}}), arena.get());
+    return fd;
+  };
+  const auto said = [&](const std::string& event, size_t times) {
+    for (const TimePoint deadline = Soon(); Lines(event).size() < times;) {
+      if (std::chrono::steady_clock::now() > deadline) return std::string("(nothing)");
+      std::this_thread::yield();
+    }
+    return Lines(event)[times - 1];
+  };
+  const Fd listener = ListenAt(socket).value();
+  const auto client = NewNodeClient({.node_wait = 0ms}, socket);
+  {
+    const Fd first = welcome(listener);
+    EXPECT_NE(said("node_joined", 1).find("level=info"), std::string::npos);
+  }
+  EXPECT_NE(said("node_lost", 1).find("level=warn"), std::string::npos);
+  const Fd second = welcome(listener);
+  EXPECT_NE(said("node_joined", 2).find("level=warn"), std::string::npos);
 }
 
 TEST_F(NodeJoin, WhoListensAndSaysNothingIsWaitedForAsLongAsAsked) {
