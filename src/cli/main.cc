@@ -41,8 +41,8 @@ constexpr std::array kVerbs = {
 
 // TERRACE_* that scripts and tests of ours read.
 const std::vector<std::string> kOthersVariables = {
-    "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE", "TERRACE_CONFIG_FILE",    "TERRACE_KILL_ROUNDS",
-    "TERRACE_KILL_SEED", "TERRACE_NODE",  "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
+    "TERRACE_BIN",       "TERRACE_BUILD", "TERRACE_CACHE",          "TERRACE_CONFIG_FILE", "TERRACE_KILL_ROUNDS",
+    "TERRACE_KILL_SEED", "TERRACE_ONLY",  "TERRACE_OUTAGE_SECONDS", "TERRACE_WRITE_DOCS"};
 
 // The verbs share one environment: a variable of one is no mistake for another, in this build or not. The doctor has
 // all options of serve.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/log.h"
@@ -22,13 +24,7 @@ config::Schema ClientSchema() {
   for (const config::Option& option : settings::InstanceOptions()) {
     if (std::ranges::find(kForEngines, option.name) != kForEngines.end()) schema.options.push_back(option);
   }
-  schema.options.push_back(
-      {.name = "node", .type = config::Type::kText, .help = "socket of the node that keeps KV", .metavar = "PATH"});
-  schema.options.push_back({.name = "node-wait",
-                            .type = config::Type::kDuration,
-                            .default_value = "1s",
-                            .help = "how long to wait for a node that listens, when a client is opened",
-                            .metavar = "TIME"});
+  for (config::Option& option : settings::NodeOptions()) schema.options.push_back(std::move(option));
   return schema;
 }
 
@@ -40,6 +36,20 @@ std::vector<std::string> AsFlags(const ClientOptions& options) {
   }
   if (!options.node.empty()) flags.push_back("--node=" + options.node);
   return flags;
+}
+
+// A line each, and the last one has the rest: the log lets through so many lines of one event in a second.
+void TellNotes(const std::vector<std::string>& notes) {
+  constexpr size_t kLinesMax = 10;
+  std::string rest;
+  for (size_t i = 0; i < notes.size(); ++i) {
+    if (i + 1 < kLinesMax) {
+      log::Warn("client_note", {{"note", notes[i]}});
+    } else {
+      rest += (rest.empty() ? "" : "; ") + notes[i];
+    }
+  }
+  if (!rest.empty()) log::Warn("client_note", {{"note", rest}});
 }
 
 std::atomic<bool> log_chosen{false};  // Who sets it first decides; set before our threads start.
@@ -72,7 +82,7 @@ Result<std::unique_ptr<Client>> Client::Open(const ClientOptions& options) {
                                          {"option", "aws_secret_access_key"},
                                          {"remedy", "chmod 600 " + loaded->lmcache_file}});
   }
-  for (const std::string& note : loaded->notes) log::Info("client_note", {{"note", note}});
+  TellNotes(loaded->notes);
   const config::Values& values = loaded->parsed.values;
   const LocalOptions local{.copy_threads = options.copy_threads,
                            .calls_max = options.calls_max,

@@ -23,6 +23,7 @@
 #include "doctor/directory.h"
 #include "doctor/machine.h"
 #include "doctor/model_size.h"
+#include "doctor/node.h"
 #include "doctor/payoff.h"
 #include "doctor/report.h"
 #include "doctor/sharing.h"
@@ -54,6 +55,7 @@ struct Asked {
   doctor::Measure measure;
   doctor::Payoff payoff;
   doctor::SharingCheck sharing;
+  std::string node;  // Its socket; "": none.
   bool json = false;
   bool only_size = false;
 };
@@ -76,6 +78,7 @@ Result<Asked> ReadAsked(const config::Values& values) {
   if (!chunk) return tl::unexpected(chunk.error());
   asked.chunk_tokens = *chunk;
   asked.json = values.Bool("json");
+  asked.node = values.Text("node");
   asked.measure.time = std::chrono::milliseconds(std::min<int64_t>(values.DurationMs("measure"), 60'000));
   for (const char* name : {"user-tokens", "prompt-tokens"}) {
     if (const auto n = config::Bounded(values, name, 1, 10'000'000); !n) return tl::unexpected(n.error());
@@ -103,8 +106,8 @@ Result<Asked> ReadAsked(const config::Values& values) {
   asked.model = values.Text("size").empty() ? values.Text("model") : values.Text("size");
   const bool has_tiers =
       !asked.tiers.disk.directory.empty() || !asked.tiers.shared.directory.empty() || asked.tiers.s3.has_value();
-  asked.only_size =
-      !values.Text("size").empty() && !has_tiers && asked.sharing.instances.empty() && asked.sharing.router.empty();
+  asked.only_size = !values.Text("size").empty() && !has_tiers && asked.node.empty() &&
+                    asked.sharing.instances.empty() && asked.sharing.router.empty();
   return asked;
 }
 
@@ -155,7 +158,13 @@ void CheckConfiguration(const settings::Loaded& loaded, const Asked& asked, Repo
                 "chmod 600 " + loaded.lmcache_file,
                 {}});
   }
-  if (asked.tiers.shared.directory.empty() && !asked.tiers.s3) {
+  if (!asked.node.empty()) {
+    report.Add({"config.node",
+                Severity::kOk,
+                "a vLLM server uses the RAM and the tiers of " + asked.node + ", and none that are named here",
+                "",
+                {}});
+  } else if (asked.tiers.shared.directory.empty() && !asked.tiers.s3) {
     report.Add({"config.shared",
                 Severity::kNote,
                 "no shared tier is configured: instances share nothing",
@@ -204,6 +213,7 @@ void CheckAll(const settings::Loaded& loaded, Asked& asked, const std::atomic<bo
                           .has_disk = !tiers.disk.directory.empty()},
                          report);
     CheckConfiguration(loaded, asked, report);
+    if (!asked.node.empty() && !stop) doctor::CheckNode(asked.node, report);
     if (!tiers.disk.directory.empty() && !stop) {
       CheckTierDirectory({.use = DirectoryUse::kDisk,
                           .path = tiers.disk.directory,
@@ -271,6 +281,7 @@ config::Schema doctor::Schema() {
     option.required = false;
     schema.options.push_back(std::move(option));
   }
+  for (config::Option& option : settings::NodeOptions()) schema.options.push_back(std::move(option));
   return schema;
 }
 

@@ -16,8 +16,7 @@ constexpr std::string_view kNoBlending =
 constexpr std::string_view kNoPlugins = "foreign code is not loaded; use the tiers ram, disk, shared_fs and s3";
 constexpr std::string_view kNoGds = "GPUDirect Storage is not offered; use local_disk or a shared directory";
 constexpr std::string_view kNoNixl = "NIXL is not offered; use local_disk, a shared directory or a bucket";
-constexpr std::string_view kNoAdmin =
-    "nothing to do: /health, /metrics and /terrace/lookup are on the server's own port";
+constexpr std::string_view kNoAdmin = "nothing to do: /health and /metrics are on the server's own port";
 constexpr std::string_view kNoLazy = "nothing to do: RAM is taken as it is needed, up to the cap";
 constexpr std::string_view kNoStatistics = "nothing to do: /metrics counts hits and misses by tier and reason";
 constexpr std::string_view kNoHidden = "hidden states are not cached";
@@ -100,7 +99,7 @@ constexpr Key kKeys[] = {
     {"blocking_timeout_secs", kNumber, kNoted,
      "a load may take half as long as computing would, then it is computed; --load-deadline changes that"},
     {"external_lookup_client", kText, kRefused, "chunks are looked up by Terrace itself; remove it"},
-    {"py_enable_gc", kBool, kNoted, "there is no Python here"},
+    {"py_enable_gc", kBool, kNoted, "nothing to tune: KV is moved outside Python"},
     {"cache_policy", kText, kNoted, "the least recently used leaf goes first, so that no prefix loses its head"},
     {"numa_mode", kText, kNoted, "memory is not bound to NUMA nodes"},
     {"enable_async_loading", kBool, kNoted, "loads always begin while the request waits"},
@@ -162,11 +161,12 @@ constexpr Key kExtraKeys[] = {
     {"disk_io_threads", kInt, kNoted, kOwnTuning},
     {"local_cpu.pinned_align_bytes", kInt, kNoted, kOwnTuning},
     {"shm_name", kText, kNoted, "RAM is not shared by name"},
-    {"save_only_first_rank", kBool, kNoted, "there is one rank"},
-    {"first_rank_max_local_cpu_size", kNumber, kNoted, "there is one rank; the cap is max_local_cpu_size"},
+    {"save_only_first_rank", kBool, kNoted, "each rank keeps its own part"},
+    {"first_rank_max_local_cpu_size", kNumber, kNoted,
+     "there is one cap, max_local_cpu_size, for all ranks of a server"},
     {"gpu_to_numa_mapping", kMap, kNoted, "memory is not bound to NUMA nodes"},
     {"use_exists_sync", kBool, kNoted, kNoLoop},
-    {"remote_enable_mla_worker_id_as0", kBool, kNoted, "there is one rank"},
+    {"remote_enable_mla_worker_id_as0", kBool, kNoted, "each rank keeps its own part"},
     {"audit_*", kText, kNoted, "saves and loads are counted in /metrics"},
     {"enable_nixl_storage", kBool, kRefused, kNoNixl},
     {"nixl_*", kText, kNoted, kNoNixl},
@@ -200,7 +200,8 @@ constexpr Key kExtraKeys[] = {
     {"lookup_backoff_time", kNumber, kNoted, "a look-up is answered from memory"},
     {"lmcache_rpc_port", kInt, kNoted, "no such port is opened"},
     {"force_store_wait", kBool, kNoted, "saves never make a request wait"},
-    {"enable_cache_usage_details_in_response", kBool, kNoted, "usage.terrace is in every answer"},
+    {"enable_cache_usage_details_in_response", kBool, kNoted,
+     "nothing to do: answers tell cached tokens (vllm serve: --enable-prompt-tokens-details)"},
     {"enable_sparse", kBool, kRefused, "sparse attention changes answers and is not offered"},
     {"internal_api_server_*", kText, kNoted, kNoAdmin},
     {"chunk_statistics_*", kText, kNoted, kNoStatistics},
@@ -209,7 +210,7 @@ constexpr Key kExtraKeys[] = {
 
 constexpr Key kOtherVariables[] = {
     {"config_file", kText, kMapped, "names the file"},
-    {"log_level", kText, kNoted, "--log-level says which lines go to stderr"},
+    {"log_level", kText, kNoted, "not used: TERRACE_LOG_LEVEL says which lines of a program of ours go to stderr"},
     {"track_usage", kText, kNoted, kNoTelemetry},
     {"usage_track_*", kText, kNoted, kNoTelemetry},
     {"request_telemetry_*", kText, kNoted, kNoTelemetry},

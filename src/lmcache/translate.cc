@@ -356,6 +356,11 @@ class Translator {
       }
       if (const Result<void> shared = MapShared(found, *path); !shared) return shared;
     }
+    const Given* url = Set(top_, "remote_url");
+    const bool by_url = url != nullptr && Lower(url->node.Scalar()).starts_with("fs://");
+    if (const Given* path = Set(extra_, "fs_base_path"); path != nullptr && names.empty() && !by_url) {
+      Note("fs_base_path", *path, "not used: neither remote_storage_plugins nor remote_url says fs");
+    }
     for (const auto& [key, given] : extra_) {
       constexpr std::string_view kBegin = "remote_storage_plugin.", kEnd = ".base_path";
       if (!key.starts_with(kBegin)) continue;

@@ -176,6 +176,11 @@ TEST(Lmcache, BlanksAroundAValueDoNotCount) {
                                          "s3-secret-access-key=wJalr"));
 }
 
+TEST(Lmcache, ADirectoryThatNobodyNamesIsNoted) {
+  EXPECT_THAT(Good("extra_config:\n  fs_base_path: /a\n").notes, ElementsAre(HasSubstr("fs_base_path: not used: ")));
+  EXPECT_THAT(Good("remote_url: FS://h\nextra_config:\n  fs_base_path: /a\n").notes, IsEmpty());
+}
+
 TEST(Lmcache, NothingIsNothing) {
   const auto got = Translate({});
   ASSERT_TRUE(got);

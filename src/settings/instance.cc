@@ -183,6 +183,20 @@ std::vector<config::Option> TierOptions() {
   return options;
 }
 
+std::vector<config::Option> NodeOptions() {
+  using config::Type;
+  return {{.name = "node", .type = Type::kText, .help = "socket of the node that keeps KV", .metavar = "PATH"},
+          {.name = "node-wait",
+           .type = Type::kDuration,
+           .default_value = "1s",
+           .help = "how long to wait for a node that listens, when a client is opened",
+           .metavar = "TIME"},
+          {.name = "metrics-port",
+           .type = Type::kInt,
+           .help = "port of /metrics and /health on 127.0.0.1 of a vLLM server's private node (default: none)",
+           .metavar = "N"}};
+}
+
 Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>& args) {
   Result<lmcache::Translation> lmcache = lmcache::Translate(lmcache::VariablesOfThisProcess());
   Result<config::Parsed> parsed = config::Load(schema, args, config::ProcessEnvironment,
@@ -198,7 +212,7 @@ Result<Loaded> Load(const config::Schema& schema, const std::vector<std::string>
   }
   for (const std::string& unknown : lmcache->unknown) {
     if (loaded.parsed.values.Text("lmcache-unknown") == "error")
-      return Fail(Code::kInvalid, unknown + "; to let it pass: --lmcache-unknown=warn");
+      return Fail(Code::kInvalid, unknown + "; to let it pass: TERRACE_LMCACHE_UNKNOWN=warn");
     loaded.notes.push_back(unknown + "; left out");
   }
   loaded.notes.insert(loaded.notes.end(), lmcache->notes.begin(), lmcache->notes.end());

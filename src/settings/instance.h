@@ -22,6 +22,9 @@ std::vector<config::Option> InstanceOptions();
 // Those of them that say where KV is kept.
 std::vector<config::Option> TierOptions();
 
+// What an engine is told of a node that keeps its KV.
+std::vector<config::Option> NodeOptions();
+
 struct Loaded {
   config::Parsed parsed;           // With `help`, nothing else is there.
   std::vector<std::string> notes;  // Of LMCache's configuration, a line each: what a key means here, what is left out.

@@ -17,7 +17,7 @@ constexpr milliseconds kDiskRetry{1'000};
 constexpr milliseconds kS3Retry{5'000};
 
 Error DegradedIsAllowed(Error error) {
-  error.what += "; or start without it for now: --allow-degraded";
+  error.what += "; or start without it for now: --allow-degraded (TERRACE_ALLOW_DEGRADED=true)";
   return error;
 }
 

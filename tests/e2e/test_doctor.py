@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import MODEL_NAME, Launcher
 from s3_stack import LocalS3
-from terrace_stack import HOST, Server, free_port, terrace_binary
+from terrace_stack import HOST, Server, free_port, terrace_binary, wait_until
 from test_router import Call, Fake
 
 CHUNK = 64
@@ -92,6 +92,53 @@ def test_instances_that_do_not_share_are_told_so(launcher: Launcher, tmp_path: P
     assert found["sharing.instance_2"]["measured"]["cached_tokens"] == 0
     assert "not_found" in found["sharing.instance_2"]["what"]
     assert found["sharing.same_instance"]["severity"] == "ok"
+
+
+class Node(Server):
+    def listening(self) -> list[str]:
+        return ["--metrics-port", str(self.port)]
+
+
+def config_of(tmp_path: Path, socket: Path) -> Path:
+    config = tmp_path / "engine.yaml"
+    config.write_text(f"node: {socket}\n")
+    return config
+
+
+@pytest.mark.parametrize("by", ["flag", "variable", "file"])
+def test_a_node_is_joined_as_an_engine_does(by: str, tmp_path: Path):
+    socket, shared = tmp_path / "node.sock", tmp_path / "kv"
+    flags = ("--node", socket) if by == "flag" else ("--config", config_of(tmp_path, socket)) if by == "file" else ()
+    variables = {"TERRACE_NODE": str(socket)} if by == "variable" else {}
+
+    def findings() -> tuple[int, dict[str, dict]]:
+        done = subprocess.run(
+            [terrace_binary(), "doctor", "--json", *map(str, flags), *QUICK],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={"PATH": "/usr/bin:/bin", **variables},
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode, {f["id"]: f for f in json.loads(done.stdout)["findings"]}
+
+    code, found = findings()
+    assert code == 1
+    assert "no such file" in found["node.join"]["what"]
+    assert found["node.join"]["remedy"].startswith("start `terrace node --socket")
+    node = ["node", "--socket", socket, "--ram", "64MiB", "--shared", shared, "--allow-degraded"]
+    server = Node("node", free_port(), node, tmp_path / "node.log")
+    try:
+        server.wait_healthy()
+        code, found = findings()
+        assert code == 1
+        assert found["node.join"]["severity"] == "ok"
+        assert "shared_fs" in found["node.tiers"]["what"] and "shared directory" in found["node.tiers"]["what"]
+        shared.mkdir()
+        wait_until("the tier to join", lambda: findings()[0] == 0, 120)
+        assert "config.shared" not in findings()[1], "the node has the tiers"
+    finally:
+        server.stop()
 
 
 def other_server(cached: int, asked: list[tuple[str, str]]) -> Fake:
