@@ -508,6 +508,8 @@ void BindPages(nb::module_& m) {
       .def_ro("job", &Done::job, "Its number.")
       .def_ro("bytes", &Done::bytes, "That were copied.")
       .def_ro("seconds", &Done::seconds, "From its start to its end.")
+      .def_ro("written", &Done::written, "Chunks of a save that were handed over.")
+      .def_ro("existed", &Done::existed, "Chunks of a save that were there already.")
       .def_ro("declined", &Done::declined, "Chunks of a save that were not taken.");
   nb::class_<PyPages>(m, "Pages", "Copies between vLLM's KV pages and chunks, on threads of its own.")
       .def(nb::new_([](const PyClient& client, const std::vector<std::tuple<uintptr_t, size_t, size_t>>& tensors,

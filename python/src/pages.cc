@@ -157,11 +157,9 @@ Result<void> Pages::Save(uint64_t job, std::vector<FrameInfo> infos, const Block
   std::vector<SaveChunk> chunks(infos.size());
   for (size_t i = 0; i < infos.size(); ++i) chunks[i].info = std::move(infos[i]);
   std::vector<uint64_t> bytes(chunks.size());
-  SaveJob save{.job = job, .begun = steady_clock::now()};
   for (const Place& place : *places) {
     chunks[place.chunk].from.emplace_back(place.page, place.bytes);
     bytes[place.chunk] += place.bytes;
-    save.bytes += place.bytes;
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (bytes[i] != chunks[i].info.payload_bytes) {
@@ -169,6 +167,7 @@ Result<void> Pages::Save(uint64_t job, std::vector<FrameInfo> infos, const Block
                                       std::to_string(chunks[i].info.payload_bytes));
     }
   }
+  SaveJob save{.job = job, .chunk_bytes = std::move(bytes), .begun = steady_clock::now()};
   save.reading = std::make_shared<Reading>();
   save.call = client_->Save(std::move(chunks), Reading::Owner(save.reading));
   saves_.push_back(std::move(save));
@@ -183,9 +182,17 @@ std::vector<Done> Pages::Finished() {
   }
   std::erase_if(saves_, [&finished](const SaveJob& save) {
     if (!save.call->done()) return false;
-    Done done{.job = save.job, .bytes = save.bytes, .seconds = SecondsSince(save.begun)};
+    Done done{.job = save.job, .seconds = SecondsSince(save.begun)};
     for (size_t i = 0; i < save.call->size(); ++i) {
-      if (save.call->Poll(i)->outcome != Outcome::kHit) ++done.declined;
+      const auto chunk = save.call->Poll(i);
+      if (chunk->outcome != Outcome::kHit) {
+        ++done.declined;
+      } else if (chunk->existed) {
+        ++done.existed;
+      } else {
+        ++done.written;
+        done.bytes += save.chunk_bytes[i];
+      }
     }
     finished.push_back(done);
     return true;

@@ -48,9 +48,10 @@ struct Blocks {
 
 struct Done {
   uint64_t job = 0;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;  // That were copied.
   double seconds = 0;
-  uint32_t declined = 0;  // Chunks of a save that were not taken.
+  // Chunks of a save: taken, there before, so that nothing was copied, and not taken.
+  uint32_t written = 0, existed = 0, declined = 0;
 };
 
 class Pages {
@@ -91,7 +92,7 @@ class Pages {
     uint64_t job = 0;
     std::shared_ptr<CallOf<SavedChunk>> call;
     std::shared_ptr<Reading> reading;
-    uint64_t bytes = 0;
+    std::vector<uint64_t> chunk_bytes;
     TimePoint begun;
   };
   // A page of a chunk: where it is in vLLM's memory and in the payload.

@@ -205,6 +205,21 @@ TEST_F(PagesTest, ALoadMayEndWithinAChunk) {
   ExpectOnly({6}, 2);
 }
 
+TEST_F(PagesTest, WhatWasThereAlreadyIsNotCountedAsCopied) {
+  Fill({5, 2, 7, 11});
+  SaveAll({5, 2});
+  const std::vector<int32_t> blocks = {5, 2, 7, 11};
+  const std::vector<int32_t> size = {4};
+  const std::vector<int32_t> first = {0};
+  ASSERT_TRUE(pages_->Save(1, Infos(2), Of(blocks, size, first)).has_value());
+  const std::vector<Done> done = Finished();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_EQ(done[0].bytes, pages_->payload_bytes(0));
+  EXPECT_EQ(done[0].written, 1U);
+  EXPECT_EQ(done[0].existed, 1U);
+  EXPECT_EQ(done[0].declined, 0U);
+}
+
 TEST_F(PagesTest, ASaveThatIsNotTakenIsDone) {
   std::vector<int32_t> blocks(kBlocks);
   std::iota(blocks.begin(), blocks.end(), 0);
@@ -218,6 +233,7 @@ TEST_F(PagesTest, ASaveThatIsNotTakenIsDone) {
   const std::vector<Done> done = Finished();
   ASSERT_EQ(done.size(), 1U);
   EXPECT_EQ(done[0].declined, kBlocks / kBlocksPerChunk);
+  EXPECT_EQ(done[0].bytes, 0U);
 }
 
 TEST_F(PagesTest, PagesThatAreCopiedAreNotWaitedForUntilTheirChunksAreCommitted) {

@@ -3,6 +3,7 @@ a name that is not known for sure. vLLM's side is played here, step by step, so 
 """
 
 import hashlib
+import logging
 import pickle
 import time
 from array import array
@@ -69,7 +70,7 @@ class FakeCall:
     def done(self) -> bool:
         return all(self.items)
 
-    def poll(self, index: int) -> object:
+    def poll(self, index: int = 0) -> object:
         return self.items[index]
 
     def cancel(self) -> None:
@@ -220,7 +221,7 @@ def test_after_loads_that_lost_only_ram_is_asked_for_a_while() -> None:
     next_one = scheduler.add(13)
     assert client.prefetched == 1
     scheduler.ask(next_one, 4)
-    assert client.calls[-1].timeout <= ours.PATIENCE_MIN_S
+    assert client.calls[-1].timeout <= ours.PATIENCE_MIN_S + 1e-6  # Sums of clocks are rounded.
     client.calls[-1].items[:] = [hit(), miss("timeout"), miss("timeout")]
     assert scheduler.ask(next_one, 4, 8) == ["HIT", "MISS"]
     assert "slower" in str(scheduler.counted())
@@ -672,3 +673,82 @@ def test_settings_are_read_as_the_client_reads_them() -> None:
         assert is_on(client.setting("save-decode-cache")) == (text.strip().lower() in ("true", "yes", "on", "1")), text
         assert client.close(0)
     assert not is_on(None)
+
+
+class Told(FakeClient):
+    """Says of itself what the test says."""
+
+    answer: object = None
+
+    def stats(self) -> FakeCall:
+        call = FakeCall(0, 1)
+        call.items[0] = self.answer
+        return call
+
+
+def gauges(manager: ours.Manager) -> dict:
+    manager._gauges_at = 0.0
+    stats = manager.get_stats()
+    assert stats is not None
+    return {name: values for name, values in stats.data["data"].items() if name != ours.CHUNKS}
+
+
+def told(connected: bool, **why: str) -> SimpleNamespace:
+    tiers = [(name, SimpleNamespace(frames=3, bytes=300, why=text)) for name, text in why.items()]
+    return SimpleNamespace(connected=connected, tiers=tiers, pending_saves=2 if connected else 0)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def test_a_cache_that_is_lost_shows_in_gauges_and_in_the_log() -> None:
+    client, log = Told(), Lines()
+    manager = ours.Manager(client, FakeSpaces(), 60.0, lambda: None)
+    logging.getLogger("vllm.terrace").addHandler(log)
+    try:
+        client.answer = told(False)  # Its node is started along with it.
+        assert gauges(manager)[ours.UP] == {(): 0}
+        assert not log.messages
+        client.answer = told(True, ram="", shared_fs="")
+        found = gauges(manager)
+        assert (found[ours.UP], found[ours.PENDING]) == ({(): 1}, {(): 2})
+        assert found[ours.TIER_UP] == {("ram",): 1, ("shared_fs",): 1}
+        client.answer = told(True, ram="", shared_fs="reads stopped for 0 s: EIO")
+        assert gauges(manager)[ours.TIER_UP] == {("ram",): 1, ("shared_fs",): 0}
+        client.answer = told(True, ram="", shared_fs="reads stopped for 1 s: EIO")
+        gauges(manager)
+        assert [m for m in log.messages if "reads stopped" in m] == [
+            "Terrace: tier shared_fs: reads stopped for 0 s: EIO"
+        ]
+        client.answer = told(False)
+        found = gauges(manager)
+        assert (found[ours.UP], found[ours.PENDING]) == ({(): 0}, {(): 0})
+        for gauge in (ours.FRAMES, ours.BYTES, ours.TIER_UP):
+            assert found[gauge] == {("ram",): 0, ("shared_fs",): 0}, "a dead node holds nothing"
+        assert any("cache lost" in m and "requests are computed" in m for m in log.messages)
+        client.answer = told(True, ram="", shared_fs="")
+        gauges(manager)
+        assert log.messages[-1] == "Terrace: cache lost: it is back"
+    finally:
+        logging.getLogger("vllm.terrace").removeHandler(log)
+
+
+def test_what_became_of_saves_is_counted_and_only_copies_are_bytes() -> None:
+    ended = SimpleNamespace(job=7, bytes=2 * BYTES, seconds=0.5, written=2, existed=3, declined=1)
+    of_a_device = SimpleNamespace(job=None, bytes=0, seconds=0.0, written=1, existed=0, declined=0)
+    worker = Worker.__new__(Worker)
+    worker._instance = SimpleNamespace(pages=SimpleNamespace(finished=lambda: [ended, of_a_device]))
+    worker._borrowing, worker._done, worker.requests = {}, [], {}
+    worker._stats = ours.OffloadingConnectorStats()
+    (result,) = worker.get_finished()
+    assert (result.job_id, result.transfer_size) == (7, 2 * BYTES)
+    stats = worker.take_stats()
+    assert stats is not None
+    assert stats.data["data"] == {ours.SAVES: {("written",): 3, ("existed",): 3, ("declined",): 1}}
+    assert worker.take_stats() is None

@@ -30,6 +30,7 @@ from .engine import (
     KVConnectorRole,
     LoadStoreSpec,
     OffloadingConnector,
+    OffloadingConnectorStats,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingManager,
@@ -41,7 +42,7 @@ from .engine import (
     init_logger,
     watch_calls,
 )
-from .manager import BYTES, CHUNKS, FRAMES, PENDING, LoadSpec, Manager, SaveSpec
+from .manager import BYTES, CHUNKS, FRAMES, PENDING, SAVES, TIER_UP, UP, LoadSpec, Manager, SaveSpec
 from .model import Weights, model_of
 from .node import PrivateNode, private_socket, unbound
 from .space import Facts, Shard, Spaces, facts_of, shards_of, why_not_cached
@@ -54,6 +55,8 @@ DRAIN_S = 15.0  # For what is queued for the tiers below RAM, at the end.
 BORROW_S = 30.0
 # How often weights are looked at while requests run without a pause. When none runs they are looked at with the next.
 LOOK_S = 10.0
+# A tier that is not there when the server starts is joined when it appears.
+SETTINGS = {"allow-degraded": "true"}
 UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Of settings, which the client has checked.
 
 
@@ -103,10 +106,10 @@ class Instance:
         self._users = 0
         self._node: PrivateNode | None = None
         if together or configured_node():
-            self.client = Client()
+            self.client = Client(settings=SETTINGS)
         else:
             socket = private_socket(engine_id)
-            self.client = Client(node=socket)
+            self.client = Client(node=socket, settings=SETTINGS)
             if starts_node:
                 self._node = PrivateNode(socket, self.client.setting)
         self.pages: Any = None  # Pages, or what is in their place for KV in a device.
@@ -184,6 +187,7 @@ class Worker(OffloadingWorker):
         self.changed = False  # They are not those whose digest names the KV, ...
         self.tells = False  # ... which the scheduler does not know yet.
         self._epoch = 0
+        self._stats = OffloadingConnectorStats()
         if instance.why_not is None:
             with unbound():
                 pages = make_pages(instance.client, caches, blocks_per_chunk)
@@ -270,12 +274,24 @@ class Worker(OffloadingWorker):
     def get_finished(self) -> list[TransferResult]:
         pages = self._instance.pages
         if pages is not None:
-            self._done += [TransferResult(done.job, True, done.bytes, done.seconds) for done in pages.finished()]
+            for ended in pages.finished():
+                for outcome in ("written", "existed", "declined"):
+                    if count := getattr(ended, outcome):
+                        self._stats.increase_counter(SAVES, count, (outcome,))
+                if ended.job is not None:
+                    self._done.append(TransferResult(ended.job, True, ended.bytes, ended.seconds))
             self._borrow()
         done, self._done = self._done, []
         for result in done:
             self.requests.pop(result.job_id, None)
         return done
+
+    def take_stats(self) -> OffloadingConnectorStats | None:
+        """Since the last call."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, OffloadingConnectorStats()
+        return stats
 
     def wait(self, job_ids: set[int]) -> None:
         if self._instance.pages is not None:
@@ -340,6 +356,14 @@ class TerraceSpec(OffloadingSpec):
             FRAMES: OffloadingGaugeMetadata(documentation="Chunks in a tier.", labelnames=("tier",)),
             BYTES: OffloadingGaugeMetadata(documentation="Bytes in a tier.", labelnames=("tier",)),
             PENDING: OffloadingGaugeMetadata(documentation="Saves queued or under way below RAM."),
+            TIER_UP: OffloadingGaugeMetadata(
+                documentation="1; 0 while a tier can't be reached, or takes no saves.", labelnames=("tier",)
+            ),
+            UP: OffloadingGaugeMetadata(documentation="1; 0 while the cache is lost: its node does not answer."),
+            SAVES: OffloadingCounterMetadata(
+                documentation="Chunks handed over: written, existed, or declined. Each rank counts its parts.",
+                labelnames=("outcome",),
+            ),
         }
 
     def _instance(self) -> Instance:
@@ -479,9 +503,10 @@ class TerraceConnector(OffloadingConnector):
         return results
 
     def get_kv_connector_stats(self) -> Any:
+        if self.connector_scheduler is None:
+            return self._worker.take_stats()
         # Asked of the scheduler's end once for each step, as soon as it has ended, also if there was nothing to report.
-        if self.connector_scheduler is not None:
-            self._manager.pace.step_ends(time.monotonic())
+        self._manager.pace.step_ends(time.monotonic())
         return super().get_kv_connector_stats()
 
     def update_connector_output(self, connector_output: Any) -> None:

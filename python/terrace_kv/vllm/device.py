@@ -31,9 +31,12 @@ WAIT_S = 0.0005  # Between two looks at what is under way.
 
 @dataclass
 class Done:
-    job: int
+    job: int | None  # None: what became of a chunk of a job that has ended.
     bytes: int
     seconds: float
+    written: int = 0
+    existed: int = 0
+    declined: int = 0
 
 
 @dataclass
@@ -197,6 +200,7 @@ class DevicePages:
         for done in self._pages.finished():
             if piece := self._saves.copying.pop(done.job, None):
                 self._free.append(piece.row)
+                self._finished.append(Done(None, 0, 0.0, done.written, done.existed, done.declined))
                 continue
             piece = self._loads.copying.pop(done.job)
             self._loads.dma[done.job] = piece

@@ -28,14 +28,21 @@ from .engine import (
     RequestOffloadingContext,
     ScheduleEndContext,
     get_offload_group_idx,
+    init_logger,
 )
 from .space import Spaces
+
+logger = init_logger("vllm.terrace")
 
 CHUNKS = "vllm:terrace_chunks"  # Counter, by outcome and reason.
 FRAMES = "vllm:terrace_frames"  # Gauges, by tier ...
 BYTES = "vllm:terrace_bytes"
 PENDING = "vllm:terrace_pending_saves"  # ... and for all below RAM.
+TIER_UP = "vllm:terrace_tier_up"  # Gauge, by tier.
+UP = "vllm:terrace_up"  # Gauge: the store is there.
+SAVES = "vllm:terrace_saves"  # Counter, by outcome. Of the workers.
 GAUGES_EVERY_S = 0.5
+LOST = "cache lost"
 
 # How long a request may wait for its chunks if nothing else is said: half of what computing them would take, and at
 # least this much. Before anything was computed its speed isn't known, and a server that was started anew is what a
@@ -214,6 +221,8 @@ class Manager(OffloadingManager):
         self._stats = OffloadingConnectorStats()
         self._gauges_at = 0.0
         self._gauges: StatsCall | None = None
+        self._tiers: list[str] = []  # That gauges were told of.
+        self._troubled: dict[str, str] = {}  # Tiers that do not work, as the log has it, or LOST; and why.
         self.pace = Pace()
         self.pauses = Pauses()
         self._shards = spaces.shards if spaces else []
@@ -523,12 +532,32 @@ class Manager(OffloadingManager):
         if self._gauges is None or not self._gauges.done:
             return
         found, self._gauges = self._gauges.poll(), None
-        if found is None or not found.connected:
+        if found is None:
             return
+        self._stats.set_gauge(UP, int(found.connected))
+        self._stats.set_gauge(PENDING, found.pending_saves)
+        if not found.connected:
+            # A gauge keeps its last value for ever.
+            for tier in self._tiers:
+                for gauge in (FRAMES, BYTES, TIER_UP):
+                    self._stats.set_gauge(gauge, 0, (tier,))
+            if self._tiers:  # Before it was there once it may be on its way.
+                self._tell({LOST: "its node does not answer; requests are computed until it is back"})
+            return
+        self._tiers = [tier for tier, _ in found.tiers]
         for tier, stats in found.tiers:
             self._stats.set_gauge(FRAMES, stats.frames, (tier,))
             self._stats.set_gauge(BYTES, stats.bytes, (tier,))
-        self._stats.set_gauge(PENDING, found.pending_saves)
+            self._stats.set_gauge(TIER_UP, int(not stats.why), (tier,))
+        self._tell({f"tier {tier}": stats.why for tier, stats in found.tiers if stats.why})
+
+    def _tell(self, troubled: dict[str, str]) -> None:
+        """Lines of what does not work any more, or works again."""
+        for what in troubled.keys() - self._troubled.keys():
+            logger.warning("Terrace: %s: %s", what, troubled[what])
+        for what in self._troubled.keys() - troubled.keys():
+            logger.warning("Terrace: %s: it is back", what)
+        self._troubled = troubled
 
     def _count(self, tracked: Request, outcome: str, reason: str) -> None:
         """Once a request: vLLM asks again and again."""

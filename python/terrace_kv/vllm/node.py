@@ -1,11 +1,14 @@
 """A node for one engine whose worker is in another process than its scheduler."""
 
 import ctypes
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -16,6 +19,8 @@ import terrace_kv
 PR_SET_PDEATHSIG = 1
 SYS_SET_MEMPOLICY, MPOL_DEFAULT = 238, 0  # x86-64.
 DRAIN_S = 20.0
+# Before a node that has ended is started again. One that has run for so long begins with the short one again.
+PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 60.0
 # LMCache's file and the settings of engines: a node is told what they come to. And what binds OpenMP's threads to the
 # cores that compute: it would bind the node, too.
 NOT_FOR_A_NODE = ("TERRACE_", "LMCACHE_", "OMP_", "GOMP_", "KMP_")
@@ -31,6 +36,7 @@ SETTINGS = {
     **{name: ("shared", *BUCKET) for name in ("shared-size", "shared-ttl")},
     "shared-free-min": ("shared",),
     "allow-degraded": ("shared", "disk", *BUCKET),
+    "metrics-port": (),
     **{
         f"s3-{name}": BUCKET
         for name in (
@@ -51,6 +57,8 @@ SETTINGS = {
     },
 }
 _LIBC = ctypes.CDLL(None)
+
+logger = logging.getLogger("vllm.terrace")
 
 
 def private_socket(engine_id: str) -> str:
@@ -88,25 +96,63 @@ def _prepare() -> None:
 
 
 class PrivateNode:
-    """Configured as a store in the process would be. Ends with whoever started it."""
+    """Configured as a store in the process would be. Started again when it dies; ends with whoever started it."""
 
     def __init__(self, socket: str, setting: Callable[[str], str | None]) -> None:
         others = {k: v for k, v in os.environ.items() if not k.startswith(NOT_FOR_A_NODE)}
         known = {name: value for name in SETTINGS if (value := setting(name))}
         told = {name: value for name, value in known.items() if not SETTINGS[name] or known.keys() & SETTINGS[name]}
-        self._process = subprocess.Popen(
-            [program(), "node", "--socket", socket],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # A terminal's Ctrl-C is vLLM's; it then ends us.
-            preexec_fn=_prepare,
-            env=others | {"TERRACE_" + name.upper().replace("-", "_"): value for name, value in told.items()},
-        )
+        self._command = [program(), "node", "--socket", socket]
+        self._environment = others | {
+            "TERRACE_" + name.upper().replace("-", "_"): value for name, value in told.items()
+        }
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None  # Guarded by the lock.
+        self._over = threading.Event()
+        # The kernel ends the node with the thread that has started it, so that one stays.
+        self._keeper = threading.Thread(target=self._keep, name="terrace-node", daemon=True)
+        self._keeper.start()
+
+    def _keep(self) -> None:
+        pause = PAUSE_MIN_S
+        while not self._over.is_set():
+            begun = time.monotonic()
+            why = self._run()
+            if self._over.is_set():
+                return
+            pause = PAUSE_MIN_S if time.monotonic() - begun > PAUSE_MAX_S else min(2 * pause, PAUSE_MAX_S)
+            logger.warning("Terrace: the private node %s; it is started again in %.0f s", why, pause)
+            self._over.wait(pause)
+
+    def _run(self) -> str:
+        """Until it has ended; why it has."""
+        with self._lock:
+            if self._over.is_set():
+                return "is not wanted any more"
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # A terminal's Ctrl-C is vLLM's; it then ends us.
+                    preexec_fn=_prepare,
+                    env=self._environment,
+                )
+            except OSError as error:
+                return f"can't be started: {error}"
+            self._process = process
+        code = process.wait()
+        if code < 0:
+            return f"was killed by signal {-code}, and what only its RAM held is gone"
+        return f"ended with exit code {code}, and what it wrote before says why"
 
     def stop(self) -> None:
         """What is queued for the tiers below RAM is written."""
-        self._process.terminate()
-        try:
-            self._process.wait(DRAIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._over.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.terminate()
+        self._keeper.join(DRAIN_S)
+        if process is not None and self._keeper.is_alive():
+            process.kill()
+            self._keeper.join()
