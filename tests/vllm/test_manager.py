@@ -613,7 +613,7 @@ def test_a_folder_that_is_not_found_costs_the_cache_alone() -> None:
     contents.stop()
 
 
-def told(workers: dict, has_node: bool = False) -> list[bytes] | None:
+def ids_of(workers: dict, has_node: bool = False) -> list[bytes] | None:
     spaces = Spaces.__new__(Spaces)
     spaces._weights = Future()
     spaces._weights.set_result(SPACE)
@@ -628,14 +628,14 @@ def told(workers: dict, has_node: bool = False) -> list[bytes] | None:
 
 def test_ranks_on_several_hosts_need_nodes_of_their_own() -> None:
     here, there = Facts(this_host(), "s", "a"), Facts("another host", "s", "a")
-    assert told({(0, 0): here, (0, 1): here}) is not None
-    assert told({(0, 0): here, (0, 1): there}) is None
-    assert told({(0, 0): here, (0, 1): there}, has_node=True) is not None
+    assert ids_of({(0, 0): here, (0, 1): here}) is not None
+    assert ids_of({(0, 0): here, (0, 1): there}) is None
+    assert ids_of({(0, 0): here, (0, 1): there}, has_node=True) is not None
 
 
 def test_what_a_worker_can_not_name_is_shared_with_nobody() -> None:
     def ids(*facts: Facts) -> list[bytes] | None:
-        return told({(0, rank): fact for rank, fact in enumerate(facts)})
+        return ids_of({(0, rank): fact for rank, fact in enumerate(facts)})
 
     named, unnamed = Facts(this_host(), "s", "a"), Facts(this_host(), why_not="a thing")
     assert ids(named, named) == ids(named, named)
