@@ -40,10 +40,10 @@ TimePoint Later() { return std::chrono::steady_clock::now() + std::chrono::minut
 int BeNode(const char* socket) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto host = OpenHost({.ram_bytes_max = kRamBytes}, {.ram_bytes_max = kRamBytes});
-  Result<Fd> listener = ListenAt(socket);
+  Result<Listener> listener = ListenAt(socket);
   Check(host && listener, "the node");
   const auto server =
-      NodeServer::Start({.segments_bytes_max = kRamBytes}, *std::move(listener), *(*host)->store, (*host)->metrics);
+      NodeServer::Start({.segments_bytes_max = kRamBytes}, std::move(listener->fd), *(*host)->store, (*host)->metrics);
   Check(server.has_value(), "the node");
   for (;;) pause();
 }

@@ -85,8 +85,10 @@ TEST_F(NodeJoin, ASocketThatCanNotBeOpenedIsSaidWithWhatToDo) {
   EXPECT_NE(Missing(path + "/below").find("is no folder"), std::string::npos);
   std::filesystem::remove(path);
   {
-    const Fd dead = ListenAt(path).value();
+    const Listener dead = ListenAt(path).value();
+    std::filesystem::rename(path, path + ".kept");  // One that is killed leaves its file behind.
   }
+  std::filesystem::rename(path + ".kept", path);
   EXPECT_NE(Missing(path).find("its node has ended; start it again"), std::string::npos);
   std::filesystem::remove(path);
   const Fd other(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -103,7 +105,7 @@ TEST_F(NodeJoin, ASocketOfAnotherUserIsSaidWithWhatToDo) {
   const bool root = geteuid() == 0;
   std::string folder = (std::filesystem::temp_directory_path() / "terrace-join-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  const Fd listener = ListenAt(folder + "/node.sock").value();
+  const Listener listener = ListenAt(folder + "/node.sock").value();
   ASSERT_EQ(root ? seteuid(65534) : chmod(folder.c_str(), 0), 0);  // Of all threads.
   const std::string line = Missing(folder + "/node.sock");
   ASSERT_EQ(root ? seteuid(0) : chmod(folder.c_str(), 0700), 0);
@@ -117,11 +119,11 @@ TEST_F(NodeJoin, ANodeThatIsKilledBeforeItLetAClientInHasNotRefusedIt) {
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   const std::string path = folder + "/node.sock";
   {
-    Fd listener = ListenAt(path).value();
+    Listener listener = ListenAt(path).value();
     const auto client = NewNodeClient({.node_wait = 0ms}, path);
-    pollfd event{.fd = listener.get(), .events = POLLIN, .revents = 0};
+    pollfd event{.fd = listener.fd.get(), .events = POLLIN, .revents = 0};
     ASSERT_EQ(poll(&event, 1, 30'000), 1);
-    listener = Fd();
+    listener.fd = Fd();
     for (const TimePoint deadline = Soon(); Lines("node_missing").empty() && Refusals().empty();) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
       std::this_thread::yield();
@@ -152,14 +154,14 @@ TEST_F(NodeJoin, WhoReadsThatItIsGoneReadsThatItIsBack) {
     }
     return Lines(event)[times - 1];
   };
-  const Fd listener = ListenAt(socket).value();
+  const Listener listener = ListenAt(socket).value();
   const auto client = NewNodeClient({.node_wait = 0ms}, socket);
   {
-    const Fd first = welcome(listener);
+    const Fd first = welcome(listener.fd);
     EXPECT_NE(said("node_joined", 1).find("level=info"), std::string::npos);
   }
   EXPECT_NE(said("node_lost", 1).find("level=warn"), std::string::npos);
-  const Fd second = welcome(listener);
+  const Fd second = welcome(listener.fd);
   EXPECT_NE(said("node_joined", 2).find("level=warn"), std::string::npos);
 }
 
