@@ -45,7 +45,6 @@ std::span<const FieldRule> FieldRules() {
                  "ignore_eos",
                  "echo",
                  "include_stop_str_in_output",
-                 "continue_final_message",
                  "no_stop_trim",
                  "return_tokens",
                  "return_progress",
