@@ -36,7 +36,7 @@ struct GuardOptions {
   std::chrono::milliseconds load_timeout{30000};  // Above the deadline that a load brings.
   std::chrono::milliseconds save_timeout{60000};
   uint32_t failures_to_open = 3;
-  std::chrono::milliseconds silence{1000};  // What a dead tier costs callers with short deadlines, about.
+  std::chrono::milliseconds silence{300};  // Three deadlines of 100 ms: a healthy tier answers in one of them.
   std::chrono::milliseconds probe_after{1000};
   std::chrono::milliseconds probe_after_max{15000};
   std::chrono::milliseconds sweep_interval{20};  // How late a deadline may be noticed.

@@ -108,8 +108,8 @@ class GuardTierTest : public testing::Test {
 TEST_F(GuardTierTest, ATierThatNeverAnswersIsLeftAtTheDeadlineThenLeftAloneThenProbedAndTakenBack) {
   inner->hang = inner->fail = true;
   for (int i = 0; i < 3; ++i) {
-    const auto batch = Load(400ms);
-    executor.Advance(390ms);
+    const auto batch = Load(100ms);
+    executor.Advance(90ms);
     EXPECT_EQ(batch->Poll(0), nullptr);
     executor.Advance(40ms);
     ASSERT_NE(batch->Poll(0), nullptr);
@@ -146,8 +146,8 @@ TEST_F(GuardTierTest, ProbesGoOnWithoutTrafficAtGrowingBoundedIntervals) {
 TEST_F(GuardTierTest, WhenProbesSucceedAndLoadsDoNotItOpensAtTheNextFailureForLongerAndLonger) {
   inner->hang = true;
   const auto hang_once = [&] {
-    const auto batch = Load(400ms);
-    executor.Advance(450ms);
+    const auto batch = Load(100ms);
+    executor.Advance(150ms);
     return batch->Poll(0)->reason;
   };
   for (int i = 0; i < 3; ++i) EXPECT_EQ(hang_once(), Reason::kTimeout);
@@ -170,8 +170,8 @@ TEST_F(GuardTierTest, ATierThatEndsEachLoadAtItsDeadlineByItselfIsStoppedToo) {
   inner->hang = inner->fail = true;
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(guard->stats().available);
-    const auto batch = Load(400ms);
-    executor.Advance(400ms);
+    const auto batch = Load(100ms);
+    executor.Advance(100ms);
     inner->kept.at(i)->Settle(0, {.reason = Reason::kTimeout});
     ASSERT_NE(batch->Poll(0), nullptr);
     EXPECT_EQ(batch->Poll(0)->reason, Reason::kTimeout);
@@ -186,8 +186,8 @@ TEST_F(GuardTierTest, WhatWaitsInADeadTierAndEndsUntriedDoesNotBringItBack) {
   inner->hang = inner->fail = true;
   for (size_t i = 0; i <= std::size(kUntried); ++i) Load(20s);
   for (int i = 0; i < 3; ++i) {
-    Load(400ms);
-    executor.Advance(450ms);
+    Load(100ms);
+    executor.Advance(150ms);
   }
   ASSERT_FALSE(guard->stats().available);
   for (size_t i = 0; i < std::size(kUntried); ++i) {
@@ -226,13 +226,13 @@ TEST_F(GuardTierTest, SlowIsNotDead) {
   EXPECT_TRUE(guard->stats().available);
 }
 
-// Where computing takes half a second, a load has a quarter of one, and a healthy disk of a busy machine may miss that.
+// Where computing takes a tenth of a second, a load has 20 ms, and a healthy disk of a busy machine may miss that.
 TEST_F(GuardTierTest, ShortDeadlinesThatPassDoNotStopAHealthyTier) {
   inner->hang = true;
   int late = 0;
   while (guard->stats().available && late < 100) {
-    Load(100ms);
-    executor.Advance(100ms);
+    Load(20ms);
+    executor.Advance(20ms);
     ++late;
     if (late == 5) {
       LoadResult hit;
@@ -240,15 +240,15 @@ TEST_F(GuardTierTest, ShortDeadlinesThatPassDoNotStopAHealthyTier) {
       inner->kept.back()->Settle(0, hit);  // Too late for its request.
     }
   }
-  EXPECT_EQ(late, 5 + 10) << "a second without any answer is enough";
+  EXPECT_EQ(late, 5 + 15) << "300 ms without any answer is enough";
 }
 
 TEST_F(GuardTierTest, ReadsThatHangAreSeenThoughSavesGoOn) {
   inner->hang = true;
   for (int i = 0; i < 3; ++i) {
-    const auto batch = Load(400ms);
+    const auto batch = Load(100ms);
     EXPECT_EQ(SaveNow().outcome, Outcome::kHit);
-    executor.Advance(450ms);
+    executor.Advance(150ms);
   }
   EXPECT_FALSE(guard->stats().available);
   EXPECT_TRUE(guard->stats().saving);

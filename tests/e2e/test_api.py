@@ -16,6 +16,7 @@ from conftest import CHAT, COMPLETIONS, MODEL_NAME, Launcher, chat, document, pr
 from terrace_stack import CHUNK, HOST, Server, call, open_stream, parse_metrics, wait_until
 
 CONTEXT = 1024
+MANY = 1000  # Tokens; to make them takes the model ten seconds and more.
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = "The GNU General Public License is a free, copyleft license for"
 
@@ -351,7 +352,7 @@ def raw_post(body: dict) -> bytes:
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "whole"])
 def test_a_client_that_leaves_stops_its_generation(server: Server, streaming: bool):
-    body = {**prompt(SHORT, 100_000), "stop": ["\x07"]}
+    body = {**prompt(SHORT, MANY), "stop": ["\x07"]}
 
     def left() -> float:
         return server.metric("terrace_engine_requests_total", outcome="gone")
@@ -373,7 +374,7 @@ def test_a_client_that_leaves_stops_its_generation(server: Server, streaming: bo
 
 def test_clients_that_leave_the_queue_free_their_places(launcher: Launcher):
     server = launcher.serve("--queue-max", "1")
-    body = prompt(SHORT, 100_000)
+    body = prompt(SHORT, MANY)
     with open_stream(server.url, COMPLETIONS, body) as running:
         assert running.readline().startswith(b"data: ")
         for _ in range(3):
