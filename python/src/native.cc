@@ -152,7 +152,8 @@ struct Leftovers {
   void Add(Memory* let_go) {
     std::lock_guard lock(mutex);
     memory.push_back(let_go);
-    // One at a time: the interpreter's queue is short. Python 3.11 may look at it late; the next call frees, too.
+    // One at a time: the interpreter's queue is short. Python 3.11 may look at it late; the next load or save frees,
+    // too.
     if (!asked && !ended) asked = Py_AddPendingCall(&Asked, this) == 0;
   }
   void Free() {
