@@ -1,5 +1,7 @@
 #include "client/load_follower.h"
 
+#include <algorithm>
+
 #include "base/assert.h"
 #include "client/gate.h"
 
@@ -63,13 +65,16 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
       LoadJob::Item item;
       item.reason = reason;
       if (i == first && job && reason == Reason::kTimeout) item = job->Wait(i, TimePoint::min());
-      if (request_.window && item.outcome == Outcome::kHit) request_.window->TakeAnyway(request_.payload_bytes);
+      if (request_.window && item.outcome == Outcome::kHit) request_.window->TakeAnyway(window_bytes());
       request_.on_item(i, std::move(item));
     }
     Forget();
   }
 
   const Request& request() const { return request_; }
+  // What one hit takes of the window. The size comes from a client: above this no chunk is a hit, and sums of sizes
+  // that a client may make up would pass 64 bits.
+  uint64_t window_bytes() const { return std::min(request_.payload_bytes, uint64_t{1} << 48); }
 
  private:
   // One thread at a time: it goes on where the last one left off, called by the job or by whoever gave room back.
@@ -89,16 +94,16 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
         if (const auto follow = weak.lock()) follow->Run();
       };
       if (!job->ReadyOr(i, later)) return;
-      if (request_.window && !request_.window->Take(request_.payload_bytes, shared_from_this())) return;
+      if (request_.window && !request_.window->Take(window_bytes(), shared_from_this())) return;
       LoadJob::Item item = job->Wait(i, TimePoint::min());
       const bool hit = item.outcome == Outcome::kHit;
-      if (request_.window && !hit) request_.window->Give(request_.payload_bytes);
+      if (request_.window && !hit) request_.window->Give(window_bytes());
       const Reason reason = item.reason;
       bool last = false;
       {
         std::lock_guard lock(mutex_);
         if (next_ != i) {  // Ended meanwhile.
-          if (request_.window && hit) request_.window->Give(request_.payload_bytes);
+          if (request_.window && hit) request_.window->Give(window_bytes());
           return;
         }
         ++next_;
@@ -124,7 +129,7 @@ class LoadFollower::Follow : public std::enable_shared_from_this<Follow> {
 };
 
 LoadFollower::Handle::Handle(const std::shared_ptr<Follow>& follow)
-    : follow_(follow), window_(follow->request().window), bytes_(follow->request().payload_bytes) {}
+    : follow_(follow), window_(follow->request().window), bytes_(follow->window_bytes()) {}
 
 void LoadFollower::Handle::End(Reason reason) const {
   if (const auto follow = follow_.lock()) follow->End(reason);

@@ -33,7 +33,9 @@ class LoadFollower {
     void TakeAnyway(uint64_t bytes);
     void Give(uint64_t bytes);
     std::shared_ptr<Follow> Next();  // Null: there is no room, or nobody waits for any.
-    bool HasRoomLocked(uint64_t bytes) const { return out_bytes_ == 0 || out_bytes_ + bytes <= bytes_max_; }
+    bool HasRoomLocked(uint64_t bytes) const {
+      return out_bytes_ == 0 || (bytes <= bytes_max_ && out_bytes_ <= bytes_max_ - bytes);
+    }
 
     std::mutex mutex_;
     uint64_t bytes_max_;                                              // Guarded by mutex_.
