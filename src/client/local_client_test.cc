@@ -25,6 +25,7 @@
 
 // A close that runs out of time leaves its thread behind, which is what these tests are about: no leak to report.
 extern "C" const char* __tsan_default_options() { return "report_thread_leaks=0"; }
+extern "C" const char* __lsan_default_suppressions() { return "leak:Apart"; }
 
 namespace terrace {
 namespace {
