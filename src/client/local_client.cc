@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
+#include "base/apart.h"
 #include "base/executor.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -26,37 +24,6 @@ namespace {
 constexpr std::chrono::seconds kCloseGrace{2};
 
 TimePoint Now() { return std::chrono::steady_clock::now(); }
-
-// Work on a thread of its own, which is left behind if it has not ended when this is destroyed: a call on a mount whose
-// server is gone may never return. The work owns all that it touches.
-class Apart {
- public:
-  explicit Apart(std::function<void()> work) {
-    const auto task = std::make_shared<std::packaged_task<void()>>(std::move(work));
-    end_ = task->get_future();
-    try {
-      thread_ = std::make_unique<std::thread>([task] { (*task)(); });
-    } catch (const std::system_error&) {
-      (*task)();  // The process may have no more threads.
-    }
-  }
-  ~Apart() {
-    if (!thread_) return;
-    if (EndsBy(Now())) {
-      thread_->join();
-    } else {
-      [[maybe_unused]] const std::thread* left = thread_.release();
-    }
-  }
-  Apart(const Apart&) = delete;
-  Apart& operator=(const Apart&) = delete;
-
-  bool EndsBy(TimePoint deadline) const { return end_.wait_until(deadline) == std::future_status::ready; }
-
- private:
-  std::future<void> end_;
-  std::unique_ptr<std::thread> thread_;
-};
 
 Reason WhyDeclined(const Error& error) { return error.code == Code::kFull ? Reason::kFull : Reason::kUnavailable; }
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <grp.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -15,9 +14,10 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
-#include <thread>
+#include <optional>
 
 #include "client/wire.h"
+#include "io/directory_lock.h"
 
 namespace terrace {
 namespace {
@@ -56,21 +56,9 @@ Result<Address> AddressOf(const std::string& path) {
 
 std::string FolderOf(const std::string& path) { return std::filesystem::absolute(path).parent_path().string(); }
 
-// Held by one process at a time that looks who listens at a path and puts its own socket there. It is the folder that
-// is locked, so that no file is left behind. Others hold it for a millisecond; who holds it for ever is no node, and is
-// not waited for.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& path)
-      : fd_(HasFile(path) ? open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
-    for (int i = 0; fd_ && flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && i < 1000; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  }
-
- private:
-  const Fd fd_;
-};
+// One process at a time looks who listens at a path and puts its own socket there, by a lock of the folder. Others hold
+// it for a millisecond; who holds it for ever is no node, and is not waited for.
+constexpr std::chrono::seconds kLockMax{5};
 
 // Leaves nothing at the path, or an error and what is there.
 Result<void> ClearDeadSocket(const std::string& path) {
@@ -152,7 +140,7 @@ SocketFile::SocketFile(std::string path) {
 void SocketFile::Remove() {
   const std::string path = std::exchange(path_, "");
   if (path.empty()) return;
-  const FolderLock lock(path);
+  const DirectoryLock lock(FolderOf(path), kLockMax);
   struct stat file{};
   if (lstat(path.c_str(), &file) == 0 && inode_ == std::pair(file.st_dev, file.st_ino)) unlink(path.c_str());
 }
@@ -162,7 +150,8 @@ Result<Listener> ListenAt(const std::string& path) {
   if (!address) return tl::unexpected(address.error());
   Result<Fd> fd = NewSocket();
   if (!fd) return tl::unexpected(fd.error());
-  const FolderLock lock(path);
+  std::optional<DirectoryLock> lock;
+  if (HasFile(path)) lock.emplace(FolderOf(path), kLockMax);
   if (Result<void> cleared = ClearDeadSocket(path); !cleared) return tl::unexpected(cleared.error());
   // The file is made with these permissions: nobody slips in before they are set. Before threads start.
   const mode_t mask = umask(0117);

@@ -8,15 +8,13 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
-#include <future>
 #include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "base/apart.h"
 #include "base/log.h"
 #include "base/stop_signals.h"
 #include "doctor/bucket.h"
@@ -111,20 +109,15 @@ Result<Asked> ReadAsked(const config::Values& values) {
   return asked;
 }
 
-// A call on a mount whose server is gone may never return: then its thread stays behind, and the program ends without
-// it. Everything that such a thread uses is its own, or lives for ever.
+// A call on a mount whose server is gone may never return: then the program ends without its thread. Everything that
+// such a thread uses is its own, or lives for ever.
 template <class Work>
 std::optional<Bandwidth> WithDeadline(std::chrono::milliseconds limit, Work work) {
-  auto end = std::make_shared<std::promise<Bandwidth>>();
-  std::future<Bandwidth> result = end->get_future();
-  auto thread = std::make_unique<std::thread>([end, work = std::move(work)] { end->set_value(work()); });
-  if (result.wait_for(limit) != std::future_status::ready) {
-    hangs.store(true);
-    [[maybe_unused]] const std::thread* left = thread.release();
-    return std::nullopt;
-  }
-  thread->join();
-  return result.get();
+  const auto found = std::make_shared<Bandwidth>();
+  const Apart apart([found, work = std::move(work)] { *found = work(); });
+  if (apart.EndsBy(std::chrono::steady_clock::now() + limit)) return *found;
+  hangs.store(true);
+  return std::nullopt;
 }
 
 // "flags, TERRACE_*, node.yaml": where values that are no defaults come from.

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
+
 namespace terrace::engine {
 namespace {
 
@@ -27,17 +29,11 @@ Json Variables(const openai::Request& request, const ChatTemplateOptions& option
   return json;
 }
 
-std::string_view WithoutBlanks(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\n\v\f\r";
-  const size_t begin = text.find_first_not_of(kBlanks);
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
-
 // Cuts what the template puts behind the last message, so that the model goes on with it. False if the message can't be
 // found: templates may leave out or change what an assistant said. Blanks at the end of the message stay if the
 // template keeps them.
 bool CutAfter(std::string_view message, std::string* text) {
-  const std::string_view words = WithoutBlanks(message);
+  const std::string_view words = Trimmed(message);
   const size_t at = text->rfind(words);
   if (words.empty() || at == text->npos) return false;
   const std::string_view to_the_end = message.substr(static_cast<size_t>(words.data() - message.data()));

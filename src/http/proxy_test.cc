@@ -150,15 +150,20 @@ TEST(HttpProxy, PassesEachEventOnBeforeTheNextIsMade) {
   EXPECT_EQ(client.Until("\r\n\r\n"), "0\r\n\r\n");
 }
 
+// A backend that is asked once, maybe sends the first event, and then waits for its connection to be closed.
+auto NeverEnds(bool begins, TestFlag& busy, TestFlag& closed) {
+  return [begins, &busy, &closed](TestSocket& socket) {
+    ReadWholeRequest(socket);
+    if (begins) socket.SendAll(kSseHead + Chunk("data: x\n\n"));
+    busy.Set();
+    if (socket.PeerCloses()) closed.Set();
+  };
+}
+
 TEST(HttpProxy, ClosesTheBackendsConnectionWhenTheClientLeaves) {
   for (const bool streaming : {false, true}) {
     TestFlag busy, closed;
-    TestBackend backend([&](TestSocket& socket) {
-      ReadWholeRequest(socket);
-      if (streaming) socket.SendAll(kSseHead + Chunk("data: x\n\n"));
-      busy.Set();
-      if (socket.PeerCloses()) closed.Set();
-    });
+    TestBackend backend(NeverEnds(streaming, busy, closed));
     Proxied proxy({backend.port()});
     TestSocket client = proxy.Client();
     client.SendAll(kPost);
@@ -392,19 +397,14 @@ TEST(HttpProxy, EndsAnEventStreamWithoutItsLastEventWithAnErrorEvent) {
 TEST(HttpProxy, TellsClientsWhoseAnswersTheStopCuts) {
   for (const bool began : {false, true}) {
     TestFlag busy, closed;
-    TestBackend backend([&](TestSocket& socket) {
-      ReadWholeRequest(socket);
-      if (began) socket.SendAll(kSseHead + Chunk("data: 1\n\n"));
-      busy.Set();
-      if (socket.PeerCloses()) closed.Set();
-    });
+    TestBackend backend(NeverEnds(began, busy, closed));
     Proxied proxy({backend.port()});
     TestSocket client = proxy.Client();
     client.SendAll(kPost);
     ASSERT_TRUE(busy.Wait());
     if (began) {
       EXPECT_NE(client.Until("\r\n\r\n"), "");
-      EXPECT_EQ(client.ReadChunk(), "data: 1\n\n");
+      EXPECT_EQ(client.ReadChunk(), "data: x\n\n");
     }
     EXPECT_FALSE(proxy.server->Drain(std::chrono::milliseconds(0)));
     EXPECT_TRUE(closed.Wait());

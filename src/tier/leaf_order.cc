@@ -1,7 +1,6 @@
 #include "tier/leaf_order.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/assert.h"
 
@@ -13,11 +12,10 @@ void LeafOrder::Add(const Digest& key, const Digest& parent, int64_t used_ns) {
   node.here = true;
   node.parent = parent;
   node.used_ns = used_ns;
-  if (node.dependent > 0 && parent != key) suspects_.push_back(key);
+  if (node.dependent > 0 && parent != key) circles_.Suspect(key);
   Requeue(key, node);
   if (parent != key) Hold(parent);
-  // As many looks as chunks were added since the last time.
-  if (suspects_.size() > nodes_.size()) BreakCircles();
+  if (circles_.suspects() > nodes_.size()) BreakCircles();
 }
 
 void LeafOrder::Use(const Digest& key, int64_t used_ns) {
@@ -55,23 +53,13 @@ void LeafOrder::Release(const Digest& key, int64_t used_ns) {
   }
 }
 
-// From each suspect to its first ancestor, but not over ground that an earlier walk of this time has covered. A walk
-// that meets its own way has found a circle.
 void LeafOrder::BreakCircles() {
-  const uint64_t first = walks_ + 1;
-  for (const Digest& suspect : std::exchange(suspects_, {})) {
-    const uint64_t walk = ++walks_;
-    for (Digest key = suspect;;) {
-      const auto it = nodes_.find(key);
-      if (it == nodes_.end() || !it->second.here) break;
-      Node& node = it->second;
-      const bool met = node.walk == walk;
-      if (met && node.parent != key) Release(std::exchange(node.parent, key));
-      if (met || node.walk >= first || node.parent == key) break;
-      node.walk = walk;
-      key = node.parent;
-    }
-  }
+  circles_.Break(
+      [this](const Digest& key) {
+        const auto it = nodes_.find(key);
+        return it != nodes_.end() && it->second.here ? &it->second : nullptr;
+      },
+      [this](const Digest& parent) { Release(parent); });
 }
 
 std::optional<LeafOrder::Next> LeafOrder::Oldest() {

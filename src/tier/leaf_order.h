@@ -6,9 +6,7 @@
 // could never be hits. A use of a chunk is a use of all before it: what becomes a leaf takes over the time of its last
 // child.
 //
-// Parents come from headers that anybody may have written, and may form a circle: then none of it would ever be a leaf.
-// A circle is broken before something is offered: one of it is held to be nobody's child. That costs no more than a few
-// looks for each chunk that was added, whoever chose the parents.
+// A circle of parents (circles.h) is broken before something is offered.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +15,9 @@
 #include <set>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "terrace/key.h"
+#include "tier/circles.h"
 
 namespace terrace {
 
@@ -49,7 +47,7 @@ class LeafOrder {
     bool queued = false;     // In leaves_, under used_ns.
     uint32_t dependent = 0;  // Children here, and holds.
     int64_t used_ns = 0;
-    uint64_t walk = 0;  // The last walk of BreakCircles that came by.
+    uint64_t walk = 0;  // For Circles, as is parent.
     Digest parent;      // The chunk itself: none.
   };
   void BreakCircles();
@@ -58,9 +56,7 @@ class LeafOrder {
 
   std::unordered_map<Digest, Node, DigestHash> nodes_;
   std::set<std::pair<int64_t, Digest>> leaves_;  // Unused longest first.
-  // Added when something called them its parent already, since the last BreakCircles: what closes a circle is such.
-  std::vector<Digest> suspects_;
-  uint64_t walks_ = 0;
+  Circles circles_;
 };
 
 }  // namespace terrace

@@ -1,7 +1,5 @@
 #include "tier/ram_limit.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,19 +9,17 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "io/cgroup.h"
+#include "io/directory_lock.h"
 
 namespace terrace {
 namespace {
@@ -151,28 +147,6 @@ uint64_t MayHold(const std::vector<Bound>& bounds, const std::vector<Reservation
   return least;
 }
 
-// Held while one process reads what others have reserved and reserves its own: two that start at once would not see
-// each other. The directory /proc is one for exactly those processes that see each other there, and nothing has to be
-// made to lock it. Who can't get it goes on without: memory is looked at again when it is taken.
-class ReservationLock {
- public:
-  explicit ReservationLock(const std::string& root)
-      : fd_(open((root + "/proc").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    const auto deadline = std::chrono::steady_clock::now() + kLockMax;
-    while (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0 && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  }
-  ~ReservationLock() {
-    if (fd_ >= 0) close(fd_);
-  }
-  ReservationLock(const ReservationLock&) = delete;
-  ReservationLock& operator=(const ReservationLock&) = delete;
-
- private:
-  const int fd_;
-};
-
 class MachineRoom final : public RamRoom {
  public:
   explicit MachineRoom(std::string root)
@@ -194,7 +168,9 @@ class MachineRoom final : public RamRoom {
     const std::vector<Bound> bounds = BoundsOfThisProcess(root_);
     // Looking at all processes takes milliseconds, and is for nothing if there is nothing to be had.
     if (std::min(wish.asked_bytes, MayHold(bounds, {}, wish.held_bytes)) <= wish.cap_bytes) return wish.cap_bytes;
-    const ReservationLock lock(root_);
+    // Two that start at once would not see each other's reservations. /proc is one directory for exactly those
+    // processes that see each other there. Who does without: memory is looked at again when it is taken.
+    const DirectoryLock lock(root_ + "/proc", kLockMax);
     const uint64_t may_hold = MayHold(bounds, OthersReservations(root_, inode_), wish.held_bytes);
     const uint64_t cap = std::max(std::min(wish.asked_bytes, may_hold), wish.cap_bytes);
     SetUntouched(cap - std::min(cap, wish.held_bytes));

@@ -145,9 +145,8 @@ std::optional<RamLease> RamTier::Commit(RamSlot slot, std::shared_ptr<const Segm
   if (!child_counts_.contains(key)) {
     QueueLeaf(*entry, entry->last_use.load(std::memory_order_relaxed));
   } else if (entry->parent != key) {
-    suspects_.push_back(key);
-    // As many looks as chunks were committed since the last time.
-    if (suspects_.size() > child_counts_.size()) BreakCircles();
+    circles_.Suspect(key);
+    if (circles_.suspects() > child_counts_.size()) BreakCircles();
   }
   return LeaseOn(entry);
 }
@@ -225,22 +224,9 @@ void RamTier::ChildLeft(const Digest& key, uint64_t last_use) {
   if (last) QueueLeaf(*parent, inherited);
 }
 
-// From each suspect to its first ancestor here, but not over ground that an earlier walk of this time has covered. A
-// walk that meets its own way has found a circle, and where it does, a chunk is nobody's child from now on.
 void RamTier::BreakCircles() {
-  const uint64_t first = walks_ + 1;
-  for (const Digest& suspect : std::exchange(suspects_, {})) {
-    const uint64_t walk = ++walks_;
-    for (Digest key = suspect;;) {
-      const std::shared_ptr<Entry> entry = Find(key);
-      if (!entry) break;
-      const bool met = entry->walk == walk;
-      if (met && entry->parent != key) ChildLeft(std::exchange(entry->parent, key), 0);
-      if (met || entry->walk >= first || entry->parent == key) break;
-      entry->walk = walk;
-      key = entry->parent;
-    }
-  }
+  circles_.Break([this](const Digest& key) { return Find(key); },
+                 [this](const Digest& parent) { ChildLeft(parent, 0); });
 }
 
 void RamTier::RemoveDamaged(const std::shared_ptr<Entry>& entry) {
@@ -482,7 +468,7 @@ CloseReport RamTier::Close(TimePoint deadline) {
   closed_ = true;
   leaves_.clear();
   child_counts_.clear();
-  suspects_.clear();
+  circles_.Clear();
   for (size_t s = 0; s < shard_count_; ++s) {
     std::unordered_map<Digest, std::shared_ptr<Entry>, DigestHash> forgotten;
     std::lock_guard shard_lock(shards_[s].mutex);

@@ -34,6 +34,7 @@
 #include "terrace/result.h"
 #include "terrace/store.h"
 #include "terrace/tier.h"
+#include "tier/circles.h"
 #include "tier/job_set.h"
 #include "tier/ram_arena.h"
 #include "tier/ram_limit.h"
@@ -124,7 +125,7 @@ class RamTier final : public Tier {
     std::atomic<uint64_t> last_use{0};  // Relaxed: an approximate order; publishes nothing.
     uint64_t queued_as = 0;             // Guarded by order_mutex_. Its stamp in leaves_; 0: not in it.
     Digest parent;                      // Guarded by order_mutex_. Whose child it counts as; itself: nobody's.
-    uint64_t walk = 0;                  // Guarded by order_mutex_. The last walk of BreakCircles that came by.
+    uint64_t walk = 0;                  // Guarded by order_mutex_. For Circles.
   };
   struct alignas(64) Shard {
     mutable std::mutex mutex;
@@ -170,11 +171,8 @@ class RamTier final : public Tier {
   std::mutex order_mutex_;
   std::set<std::pair<uint64_t, Entry*>> leaves_;                   // Guarded by order_mutex_. Unused longest first.
   std::unordered_map<Digest, uint32_t, DigestHash> child_counts_;  // Guarded by order_mutex_. By parent, here or not.
-  // Guarded by order_mutex_. Committed when a child of theirs was here already: what closes a circle of parents is
-  // such.
-  std::vector<Digest> suspects_;
-  uint64_t walks_ = 0;   // Guarded by order_mutex_.
-  bool closed_ = false;  // Guarded by order_mutex_.
+  Circles circles_;                                                // Guarded by order_mutex_.
+  bool closed_ = false;                                            // Guarded by order_mutex_.
 
   std::mutex scrub_mutex_;
   std::optional<Digest> scrubbed_;  // Guarded by scrub_mutex_. The last one; none: begin at the start.
