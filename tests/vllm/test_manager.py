@@ -2,6 +2,7 @@
 a name that is not known for sure. vLLM's side is played here, step by step, so no engine is started.
 """
 
+import functools
 import hashlib
 import logging
 import pickle
@@ -18,8 +19,9 @@ from terrace_kv import Chain, Client
 from terrace_kv.vllm import manager as ours
 from terrace_kv.vllm.connector import Step, Worker, is_on, said_by_user, seconds, whole_chunks
 from terrace_kv.vllm.content import Contents, file_digest, is_lasting, kind_of_mount
-from terrace_kv.vllm.engine import GPULoadStoreSpec, LookupResult, ReqContext, ScheduleEndContext
+from terrace_kv.vllm.engine import GPULoadStoreSpec, LookupResult, ReqContext, ScheduleEndContext, watch_calls
 from terrace_kv.vllm.space import Facts, Shard, Spaces, model_folder, this_host
+from vllm.v1.engine.core import EngineCore
 
 CHUNK = 4
 BYTES = 1000
@@ -752,3 +754,25 @@ def test_what_became_of_saves_is_counted_and_only_copies_are_bytes() -> None:
     assert stats is not None
     assert stats.data["data"] == {ours.SAVES: {("written",): 3, ("existed",): 3, ("declined",): 1}}
     assert worker.take_stats() is None
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    def called(self, method: str) -> None:
+        self.methods.append(method)
+
+
+def test_calls_are_seen_though_another_plugin_wraps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    @functools.wraps(EngineCore.collective_rpc)
+    def of_another(self: object, method: str) -> str:
+        return f"did {method}"
+
+    monkeypatch.setattr(EngineCore, "collective_rpc", of_another)
+    watching = Watching()
+    for _ in range(2):
+        watch_calls(watching)
+    assert EngineCore.collective_rpc(object(), "reload_weights") == "did reload_weights"
+    assert EngineCore.collective_rpc(object(), "check_health") == "did check_health"
+    assert watching.methods == ["reload_weights"]

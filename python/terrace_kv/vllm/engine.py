@@ -109,7 +109,7 @@ def watch_calls(watcher: Watcher) -> None:
     from vllm.v1.engine.core import EngineCore
 
     _watchers.add(watcher)
-    if hasattr(EngineCore.collective_rpc, "__wrapped__"):
+    if hasattr(EngineCore.collective_rpc, "told_to_terrace"):  # Other plugins may have wrapped it, too.
         return
     call = EngineCore.collective_rpc
 
@@ -121,4 +121,5 @@ def watch_calls(watcher: Watcher) -> None:
                 told.called(name)
         return call(self, method, *args, **kwargs)
 
+    collective_rpc.told_to_terrace = True  # type: ignore[attr-defined]
     EngineCore.collective_rpc = collective_rpc
