@@ -1,5 +1,6 @@
 #include "openai/errors.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -66,6 +67,23 @@ class PathFinder final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Level> levels_;
 };
 
+std::string Where(size_t byte, const std::string& path) {
+  return " at byte " + std::to_string(byte) + (path.empty() ? "" : ", in '" + path + "'");
+}
+
+// Index of the byte that is no UTF-8, where the parser has read `bytes_read` up to its error: the last of them, or the
+// beginning of the character that this one does not belong to.
+size_t BadByte(std::string_view body, size_t bytes_read) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(body[i]); };
+  const size_t last = std::min(bytes_read, body.size()) - 1;
+  size_t begin = last;
+  while (begin > 0 && (byte(begin - 1) & 0xc0) == 0x80) --begin;
+  if (begin == 0) return last;
+  const size_t lead = begin - 1;
+  const size_t length = byte(lead) >= 0xf0 ? 4 : byte(lead) >= 0xe0 ? 3 : byte(lead) >= 0xc0 ? 2 : 1;
+  return lead + length > last ? lead : last;
+}
+
 bool Has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 }  // namespace
@@ -82,14 +100,13 @@ ApiError ExplainBadJson(std::string_view body) {
             .code = "invalid_unicode"};
   }
   if (Has(finder.why, "ill-formed UTF-8")) {
-    const auto byte = finder.position > 0 && finder.position <= body.size()
-                          ? static_cast<uint8_t>(body[finder.position - 1])
-                          : uint8_t{0};
+    const size_t at = BadByte(body, finder.position);
     std::array<char, 8> hex;
-    std::snprintf(hex.data(), hex.size(), "0x%02X", byte);
-    return {.message = "the body is not UTF-8: " + std::string(hex.data()) + where + "; send JSON as UTF-8",
-            .param = path,
-            .code = "invalid_unicode"};
+    std::snprintf(hex.data(), hex.size(), "0x%02X", static_cast<uint8_t>(body[at]));
+    return {
+        .message = "the body is not UTF-8: " + std::string(hex.data()) + Where(at + 1, path) + "; send JSON as UTF-8",
+        .param = path,
+        .code = "invalid_unicode"};
   }
   // Of "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error while ..." the last part.
   const size_t colon = finder.why.find(": ");

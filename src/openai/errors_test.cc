@@ -40,6 +40,16 @@ TEST(OpenAiErrors, Latin1IsNamedWithItsByteAndField) {
   EXPECT_TRUE(Has(error.message, "at byte")) << error.message;
 }
 
+TEST(OpenAiErrors, TheByteThatIsNoUtf8IsNamedAndNotTheNext) {
+  const auto said = [](const std::string& text) { return ErrorOf(R"({"stop":")" + text + "\"}").message; };
+  // The text begins at byte 10.
+  EXPECT_TRUE(Has(said("caf\xe9"), "0xE9 at byte 13,")) << said("caf\xe9");
+  EXPECT_TRUE(Has(said("\xe9t\xe9"), "0xE9 at byte 10,")) << said("\xe9t\xe9");
+  EXPECT_TRUE(Has(said("\xc3\xa9\xff"), "0xFF at byte 12,")) << said("\xc3\xa9\xff");
+  EXPECT_TRUE(Has(said("a\x80"), "0x80 at byte 11,")) << said("a\x80");
+  EXPECT_TRUE(Has(said("\xf0\x9f\x98"), "0xF0 at byte 10,")) << said("\xf0\x9f\x98");
+}
+
 TEST(OpenAiErrors, OtherBadJsonSaysWhereAndWhy) {
   const ApiError error = ErrorOf(R"({"messages":[{"role":"user","content":}]})");
   EXPECT_TRUE(Has(error.message, "not valid JSON at byte 39, in 'messages[0].content'")) << error.message;
